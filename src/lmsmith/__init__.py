@@ -1,0 +1,1 @@
+"""A workbench for open-weight language models."""

@@ -1,0 +1,1 @@
+"""lmsmith.methods.byte_sampler."""
