@@ -1,1 +1,1 @@
-"""lmsmith.evaluation."""
+"""Items and scorers, statistics, the bench runner, run folders and reports."""
