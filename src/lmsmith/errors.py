@@ -65,6 +65,10 @@ class ModelSourceError(LmsmithError):
     """A model could not be fetched: no registry or hub answered, or it has no such model."""
 
 
+class DataSourceError(LmsmithError):
+    """A data set could not be fetched: no hub answered, or it has no such data set."""
+
+
 class ModelFileError(LmsmithError):
     """A weight, tokenizer or configuration file is missing, truncated or corrupt."""
 

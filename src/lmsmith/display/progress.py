@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
+    from rich.progress import ProgressColumn
 
 T = TypeVar("T")
 
@@ -74,9 +75,7 @@ class Task:
 class _BarTask(Task):
     """The same on a terminal, drawn by rich."""
 
-    def __init__(
-        self, bars: Bars, title: str, total: float | None, done: float, unit: str
-    ) -> None:
+    def __init__(self, bars: Bars, title: str, total: float | None, done: float, unit: str) -> None:
         super().__init__(title, total, done, unit)
         self._bars = bars
         self._id = bars.add_task(title, total=total, completed=done, unit=unit)
@@ -116,7 +115,9 @@ def progress(
             _leave()
 
 
-def track(items: Iterable[T], title: str, total: float | None = None, unit: str = "") -> Iterator[T]:
+def track(
+    items: Iterable[T], title: str, total: float | None = None, unit: str = ""
+) -> Iterator[T]:
     """Yield `items` one by one and show how far along they are."""
     if total is None and hasattr(items, "__len__"):
         total = len(items)
@@ -128,8 +129,13 @@ def track(items: Iterable[T], title: str, total: float | None = None, unit: str 
 
 def _enter() -> Bars:
     global _bars, _users  # noqa: PLW0603 - a terminal has one live display
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.progress import TimeRemainingColumn as TimeLeftColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     from lmsmith.display.theme import console
 
@@ -141,7 +147,7 @@ def _enter() -> Bars:
                 _count_column(),
                 TimeElapsedColumn(),
                 TextColumn("[quiet]left"),
-                TimeLeftColumn(),
+                TimeRemainingColumn(),
                 console=console(stderr=True),
                 transient=True,
             )
@@ -159,13 +165,13 @@ def _leave() -> None:
             _bars = None
 
 
-def _count_column():  # noqa: ANN202 - rich is imported lazily
+def _count_column() -> ProgressColumn:
     from rich.filesize import decimal
     from rich.progress import ProgressColumn
     from rich.text import Text
 
     class Count(ProgressColumn):
-        def render(self, task) -> Text:  # noqa: ANN001
+        def render(self, task: Task) -> Text:
             unit = task.fields.get("unit", "")
             show = decimal if unit == "bytes" else "{:,}".format
             text = show(int(task.completed))

@@ -149,7 +149,8 @@ class RunFolder:
             StorageError: They could not be written; none of them counts.
         """
         lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in rows]
-        blob = "".join(f"{line}\n" for line in lines).encode()
+        # A text under study may hold a lone surrogate; JSON readers take it back the same way.
+        blob = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
         with _storage_errors(self.path), (self.path / ITEMS).open("ab") as file:
             before = file.tell()
             try:
@@ -172,7 +173,7 @@ class RunFolder:
     def write_json(self, name: str, document: Any) -> None:
         """Replace a JSON file of the folder atomically."""
         text = json.dumps(document, indent=2, ensure_ascii=False, default=_plain) + "\n"
-        self.write(name, text.encode())
+        self.write(name, text.encode("utf-8", "surrogatepass"))
 
     def write(self, name: str, blob: bytes) -> Path:
         """Replace a file of the folder atomically and return its path."""
