@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DOTS_PER_INCH = 160
 TITLE_WIDTH = 66
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.size": 11,
     "text.color": INK,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -78,7 +78,8 @@ class _BarTask(Task):
     def __init__(self, bars: Bars, title: str, total: float | None, done: float, unit: str) -> None:
         super().__init__(title, total, done, unit)
         self._bars = bars
-        self._id = bars.add_task(title, total=total, completed=done, unit=unit)
+        self._id = bars.add_task(title, total=total, unit=unit)
+        bars.update(self._id, completed=done)
 
     def _show(self) -> None:
         self._bars.update(self._id, completed=self.done, total=self.total)
@@ -119,7 +120,7 @@ def track(
     items: Iterable[T], title: str, total: float | None = None, unit: str = ""
 ) -> Iterator[T]:
     """Yield `items` one by one and show how far along they are."""
-    if total is None and hasattr(items, "__len__"):
+    if total is None and isinstance(items, Sized):
         total = len(items)
     with progress(title, total, unit=unit) as task:
         for item in items:
@@ -168,10 +169,11 @@ def _leave() -> None:
 def _count_column() -> ProgressColumn:
     from rich.filesize import decimal
     from rich.progress import ProgressColumn
+    from rich.progress import Task as BarTask
     from rich.text import Text
 
     class Count(ProgressColumn):
-        def render(self, task: Task) -> Text:
+        def render(self, task: BarTask) -> Text:
             unit = task.fields.get("unit", "")
             show = decimal if unit == "bytes" else "{:,}".format
             text = show(int(task.completed))

@@ -78,19 +78,19 @@ class Table:
         )
         texts = self._texts()
         for column, name in enumerate(self.columns):
-            numeric = self._numeric(column)
+            widest = max((len(cells[column]) for cells in texts), default=0)
+            plain = all(isinstance(row[column], str) for row in self.rows)
             table.add_column(
                 Text(name),
-                justify="right" if numeric else "left",
+                justify="right" if self._numeric(column) else "left",
+                # Numbers and marks stay on one line; text may wrap, names only when long.
+                min_width=min(widest, 16 if column == 0 else 8) if plain else widest,
                 style=self.styles.get(name, ""),
                 overflow="fold",
             )
         for cells, row in zip(texts, self.rows, strict=True):
             table.add_row(
-                *(
-                    Text(text if isinstance(cell, str) else _unbroken(text), style=_style(cell))
-                    for text, cell in zip(cells, row, strict=True)
-                )
+                *(Text(text, style=_style(cell)) for text, cell in zip(cells, row, strict=True))
             )
         return table
 
@@ -167,11 +167,6 @@ def _column_texts(cells: Sequence[Cell]) -> list[str]:
         return cell
 
     return [text(cell) for cell in cells]
-
-
-def _unbroken(text: str) -> str:
-    """Numbers and marks stay on one line; only plain text wraps."""
-    return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def _style(cell: Any) -> str:

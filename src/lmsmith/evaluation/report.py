@@ -126,18 +126,18 @@ def collect(
     Raises:
         UsageError: A folder does not exist, or there is no report under any of them.
     """
-    folders = [Path(folder) for folder in folders]
-    for folder in folders:
+    roots = [Path(folder) for folder in folders]
+    for folder in roots:
         if not folder.exists():
             raise UsageError(f"no folder {folder}")
     newest: dict[tuple[str, str, str], Report] = {}
-    for path in sorted(path for folder in folders for path in folder.rglob(REPORT)):
+    for path in sorted(path for folder in roots for path in folder.rglob(REPORT)):
         report = Report.load(path)
         key = (report.method, report.size, report.model)
         if key not in newest or _finished(newest[key]) <= _finished(report):
             newest[key] = report
     if not newest:
-        where = ", ".join(map(str, folders))
+        where = ", ".join(map(str, roots))
         raise UsageError(f"no report under {where}; make one with: lmsmith bench METHOD")
     reports = [newest[key] for key in sorted(newest)]
     out = Path(out)
@@ -222,7 +222,7 @@ def _arms_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     first = rows[0]
     costs = list(dict.fromkeys(name for row in rows for name in row.get("cost") or {}))
     baseline = first.get("baseline")
-    columns = ["arm", f"{first['metric']} [95 %]"]
+    columns = ["arm", "mean [95 %]"]
     if baseline:
         columns.append(f"ratio to {baseline} [95 %]")
     lines: list[list[Cell]] = []
