@@ -1,0 +1,424 @@
+"""Reads a language model one byte at a time: covering trees over Session rows.
+
+Each row is a byte prefix P. Its covering tree (`tree`) says which token sequences cover P; the
+Session holds the keys and values of the trunk and the live branches; one forward call a byte feeds
+the nodes that the byte created, for all rows together. From the log-probability c(node) of each
+branch and the model's next-token distribution there,
+
+    L[b] = log sum over nodes, over tokens t that agree with P and have byte b next, of
+           exp(c(node) + log p(t | trunk, branch)),
+
+over the 256 bytes and `stop` (entry 256): a 257-vector a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lmsmith.decoding.events import Sampling
+from lmsmith.decoding.sampling import filtered_probs
+from lmsmith.errors import CapabilityError, UsageError
+from lmsmith.methods.byte_sampler.tree import CoveringTree, Head, Node
+from lmsmith.methods.byte_sampler.vocabulary import ByteTokens
+from lmsmith.models.session import Session, Tree
+
+if TYPE_CHECKING:
+    from lmsmith.models.lm import LM
+
+STOP = 256
+"""Index of `stop` in a 257-vector."""
+
+_DISCARD = 257
+
+
+class ByteBuckets:
+    """Which next byte each token stands for, once the first bytes of it are known.
+
+    Args:
+        tokens: The model's vocabulary as bytes.
+        vocabulary: Width of the model's logits (may exceed the tokenizer's).
+        stop_ids: Tokens that count as `stop`.
+        device: Where the tables live.
+    """
+
+    def __init__(
+        self, tokens: ByteTokens, vocabulary: int, stop_ids: frozenset[int], device: torch.device
+    ) -> None:
+        self._tokens, self._vocabulary, self._device = tokens, vocabulary, device
+        first = torch.full((vocabulary,), _DISCARD, dtype=torch.long)
+        for token, spelling in enumerate(tokens.spelling[:vocabulary]):
+            if spelling:
+                first[token] = spelling[0]
+        for token, content in tokens.added.items():
+            if token < vocabulary and token not in tokens.special_ids:
+                first[token] = content[0]
+        first[[t for t in stop_ids if t < vocabulary]] = STOP
+        self.first = first.to(device)  # [vocabulary] in 0..257
+        self._cache: dict[bytes, tuple[Tensor, Tensor]] = {}
+
+    def masses(self, logprobs: Tensor) -> Tensor:
+        """Sum token probabilities by first byte: `[n, vocabulary] -> [n, 257]`."""
+        sums = logprobs.new_zeros(len(logprobs), _DISCARD + 1)
+        return sums.index_add_(1, self.first, logprobs.exp())[:, :_DISCARD]
+
+    def after(self, walked: bytes) -> tuple[Tensor, Tensor]:
+        """Ids of the tokens longer than `walked` that start with it, and their next bytes."""
+        if walked not in self._cache:
+            if len(self._cache) > 4096:
+                self._cache.clear()
+            low, high = self._tokens.range(walked)
+            self._cache[walked] = self.split(self._tokens.sorted_ids[low:high], walked)
+        return self._cache[walked]
+
+    def spelled(self, walked: bytes) -> list[int]:
+        """Ids of the ordinary tokens whose bytes are exactly `walked`."""
+        low, high = self._tokens.range(walked)
+        ids = []
+        for token in self._tokens.sorted_ids[low:high]:
+            if self._tokens.spelling[token] != walked:
+                break
+            ids.append(int(token))
+        return ids
+
+    def split(self, ids: Sequence[int], walked: bytes) -> tuple[Tensor, Tensor]:
+        """The `ids` that have a byte after `walked`, and that byte, as tensors."""
+        at = len(walked)
+        kept, following = [], []
+        for token in ids:
+            token = int(token)
+            spelling = self._tokens.spelling[token] or self._tokens.added.get(token, b"")
+            if len(spelling) > at and token < self._vocabulary:
+                kept.append(token)
+                following.append(spelling[at])
+        return (
+            torch.tensor(kept, dtype=torch.long, device=self._device),
+            torch.tensor(following, dtype=torch.long, device=self._device),
+        )
+
+
+@dataclass
+class _Row:
+    tree: CoveringTree
+    session_row: int
+    root: Node  # end of the trunk as the Session has it
+    ids: dict[Node, int] = field(default_factory=dict)  # live nodes in the Session
+    logprob: dict[Node, float] = field(default_factory=dict)  # c(node), up to a constant of the row
+    values: dict[Node, Tensor] = field(default_factory=dict)  # next token  # [vocabulary]
+    masses: dict[Node, Tensor] = field(default_factory=dict)  # by first byte  # [257]
+    discarded: int = 0
+
+
+class ByteReader:
+    """Rows of one model that are read byte by byte.
+
+    Args:
+        lm: The model; must offer `bpe`.
+        filtered: Drop leaves that are not valid after their node (costs a check a candidate).
+        token_sampling: Truncation of every token distribution before bytes are summed.
+
+    Raises:
+        CapabilityError: The tokenizer is not a BPE that can be read as bytes.
+    """
+
+    def __init__(
+        self, lm: LM, filtered: bool = False, token_sampling: Sampling | None = None
+    ) -> None:
+        if lm.tokenizer is None:
+            raise CapabilityError("byte-sampler", "a BPE tokenizer", "no tokenizer")
+        self.lm = lm
+        self.tokens = ByteTokens.from_tokenizer(lm.tokenizer)
+        self.filtered = filtered
+        self.session = Session(lm)
+        stop_ids = frozenset(self.tokens.special_ids | lm.eos_ids)
+        self.buckets = ByteBuckets(self.tokens, lm.vocabulary, stop_ids, lm.device)
+        self._token_sampling = token_sampling
+        self._leaves_of = CoveringTree(self.tokens).leaves  # asks nothing of a tree's state
+        self._rows: dict[int, _Row] = {}
+
+    # Rows -----------------------------------------------------------------------------------
+
+    def open(self, parts: Sequence[int | bytes], start: bool = False) -> int:
+        """Start a row at a prefix.
+
+        Args:
+            parts: The prefix in order: bytes of text, and ids of special tokens.
+            start: Put the model's start token in front. Done anyway where the prefix is so short
+                that its first token is still open and the model must be asked for it.
+
+        Raises:
+            UsageError: The prefix is longer than the model's context, or not UTF-8.
+        """
+        tree = self._read(parts, start)
+        if not tree.trunk:
+            tree = self._read(parts, start=True)
+        if len(tree.trunk) + len(tree.live_nodes()) >= self.lm.context:
+            raise UsageError(
+                f"the prompt has {len(tree.trunk)} tokens, but {self.lm.name} reads "
+                f"{self.lm.context}; shorten it"
+            )
+        row = self.session.add(tree.trunk)
+        self._rows[row] = _Row(tree, row, tree.root, logprob={tree.root: 0.0})
+        return row
+
+    def _read(self, parts: Sequence[int | bytes], start: bool) -> CoveringTree:
+        tree = CoveringTree(self.tokens)
+        if start:
+            tree.push_id(self.start_id)
+        for part in parts:
+            if isinstance(part, bytes):
+                tree.push(part)
+            else:
+                tree.push_id(part)
+        return tree
+
+    @property
+    def start_id(self) -> int:
+        """The token that stands before a text: BOS, or the document separator where there is none.
+
+        Raises:
+            CapabilityError: The model has neither.
+        """
+        if self.lm.bos_id is not None:
+            return self.lm.bos_id
+        if self.lm.eos_ids:
+            return min(self.lm.eos_ids)
+        raise CapabilityError(
+            "byte-sampler", "a start token for so short a prompt", "neither BOS nor EOS"
+        )
+
+    def close(self, row: int) -> None:
+        """Forget a row and free its cache."""
+        del self._rows[row]
+        self.session.free(row)
+
+    def push(self, row: int, data: bytes) -> None:
+        """Extend a row's prefix; the model is asked at the next `next_bytes`.
+
+        Raises:
+            UsageError: The bytes cannot continue a UTF-8 text.
+        """
+        self._rows[row].tree.push(data)
+
+    def tree(self, row: int) -> CoveringTree:
+        """The row's covering tree (to read, not to change)."""
+        return self._rows[row].tree
+
+    def discarded(self, row: int) -> int:
+        """Tokens that were computed for branches of the row that have died."""
+        return self._rows[row].discarded
+
+    # The model ------------------------------------------------------------------------------
+
+    def next_bytes(self, rows: Sequence[int]) -> Tensor:
+        """Log-masses of the next byte of each row; one forward call for all of them.
+
+        Returns:
+            `[rows, 257]` on the CPU in nats, unnormalised: a constant of the row is left out.
+            Entry 256 is `stop`. What is missing from a vector's sum is the mass of continuations
+            that are not valid (see `filtered`).
+        """
+        self.refresh(rows)
+        return torch.stack([self._gather(self._rows[row]) for row in rows]).log().cpu()
+
+    def refresh(self, rows: Sequence[int]) -> None:
+        """Feed every node that the model has not seen yet, in one forward call."""
+        feeds: dict[int, list[int] | Tree] = {}
+        fresh: dict[int, list[Node]] = {}
+        for row in rows:
+            state = self._rows[row]
+            nodes = self._unfed(state)
+            if nodes:
+                feeds[row], fresh[row] = self._feed_of(state, nodes), nodes
+            elif state.root not in state.values:
+                # Nothing but the trunk: its last token is fed for the distribution after it.
+                feeds[row], fresh[row] = self._last_of_trunk(state), []
+        if feeds:
+            step = self.session.feed(feeds)
+            wanted: list[tuple[_Row, Node]] = []
+            places: list[tuple[int, int]] = []
+            for row, nodes in fresh.items():
+                state = self._rows[row]
+                state.ids.update(zip(nodes, step.nodes.get(row, []), strict=True))
+                before = step.new_tokens[row] - len(nodes)
+                if state.root not in state.values:
+                    wanted.append((state, state.root))
+                    places.append((row, before - 1))
+                keep = set(state.tree.live_nodes()) | {state.tree.root}
+                for index, node in enumerate(nodes):
+                    if node in keep:
+                        wanted.append((state, node))
+                        places.append((row, before + index))
+            self._store(wanted, step.logits_at(places))
+        for row in rows:
+            self._settle(self._rows[row])
+
+    def _unfed(self, state: _Row) -> list[Node]:
+        """Nodes that the Session lacks, parents first: new trunk tokens, then new branches."""
+        nodes, node = [], state.tree.root
+        while node is not state.root:
+            nodes.append(node)
+            assert node.parent is not None
+            node = node.parent
+        nodes = [*reversed(nodes), *sorted(state.tree.live_nodes(), key=lambda n: n.end)]
+        return [node for node in nodes if node not in state.ids]
+
+    def _feed_of(self, state: _Row, nodes: list[Node]) -> Tree:
+        place = {node: -2 - index for index, node in enumerate(nodes)}
+        place[state.root] = -1
+        parents = [
+            place[node.parent] if node.parent in place else state.ids[node.parent]  # type: ignore[index]
+            for node in nodes
+        ]
+        return Tree([node.token for node in nodes], parents)
+
+    def _last_of_trunk(self, state: _Row) -> list[int]:
+        last = self.session.tokens(state.session_row)[-1]
+        self.session.crop(state.session_row, self.session.length(state.session_row) - 1)
+        return [last]
+
+    def _store(self, wanted: list[tuple[_Row, Node]], logits: Tensor) -> None:
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        values = torch.log_softmax(logits, dim=-1)
+        if self._token_sampling is not None:
+            values = filtered_probs(logits, self._token_sampling).log()
+        masses = self.buckets.masses(values)
+        for index, (state, node) in enumerate(wanted):
+            state.values[node], state.masses[node] = values[index], masses[index]
+        for state, node in wanted:  # parents come first
+            if node not in state.logprob:
+                parent = node.parent
+                known = parent is not None and parent in state.values and parent in state.logprob
+                state.logprob[node] = (
+                    state.logprob[parent] + float(state.values[parent][node.token])  # type: ignore[index]
+                    if known
+                    else 0.0
+                )
+
+    def _settle(self, state: _Row) -> None:
+        """Make the Session's trunk the tree's trunk and drop dead branches."""
+        live = state.tree.live_nodes()
+        path, node = [], state.tree.root
+        while node is not state.root:
+            path.append(node)
+            assert node.parent is not None
+            node = node.parent
+        gone = len(state.ids) - len(live) - len(path)
+        if path or gone:
+            self.session.keep(
+                state.session_row,
+                [state.ids[node] for node in reversed(path)],
+                [state.ids[node] for node in live],
+            )
+        state.discarded += gone
+        state.root = state.tree.root
+        state.ids = {node: state.ids[node] for node in live}
+        alive = {*live, state.root}
+        for table in (state.values, state.masses, state.logprob):
+            for node in [node for node in table if node not in alive]:
+                del table[node]
+
+    def _gather(self, state: _Row) -> Tensor:
+        heads = state.tree.heads()
+        top = max(state.logprob[head.node] for head in heads)
+        total = next(iter(state.masses.values())).new_zeros(STOP + 1)
+        for head in heads:
+            weight = state.logprob[head.node] - top
+            total += math.exp(weight) * self.bytes_at(
+                head, state.values[head.node], state.masses[head.node]
+            )
+        return total
+
+    def bytes_at(self, head: Head, values: Tensor, mass: Tensor) -> Tensor:
+        """Probability by next byte of the tokens that may follow at one head.
+
+        Args:
+            head: A node and the bytes walked since its end.
+            values: Log-probabilities of the next token there  # [vocabulary]
+            mass: The same summed by first byte  # [257]
+
+        Returns:
+            `[257]`; entry 256 is `stop`, which only an exact end can have.
+        """
+        if not head.walked and not self.filtered:
+            return mass
+        if self.filtered or head.added:
+            leaves = self._leaves_of(head, self.filtered, True)
+            ids, following = self.buckets.split(leaves, head.walked)
+        else:
+            ids, following = self.buckets.after(head.walked)
+        probs = values[ids].exp()
+        total = probs.new_zeros(STOP + 1).index_add_(0, following, probs)
+        if not head.walked:
+            total[STOP] = mass[STOP]
+        return total
+
+    def only_end(self, row: int) -> bool:
+        """Whether the end of the prefix is the only place where the text can go on.
+
+        Then the byte model and plain tokenization are the same model.
+        """
+        return all(
+            not head.walked or (not head.added and not len(self.buckets.after(head.walked)[0]))
+            for head in self._rows[row].tree.heads()
+        )
+
+    def end_of_text(self, row: int) -> tuple[Node, Tensor]:
+        """Where the prefix ends as a complete text, and the next byte's masses there  # [257]."""
+        state = self._rows[row]
+        node = state.tree.exact()
+        return node, state.masses[node]
+
+    def last_token(self, row: int) -> int:
+        """The last token of the prefix taken as a complete text."""
+        return self._rows[row].tree.exact().token
+
+    def before_last(self, row: int) -> tuple[bytes, Tensor] | None:
+        """The last token's bytes and the next-token log-probabilities before it  # [vocabulary].
+
+        `None` where the tree has already committed it: no longer token starts with its bytes.
+        """
+        state = self._rows[row]
+        node = state.tree.exact()
+        spelling = self.tokens.spelling[node.token] if node.token >= 0 else None
+        if spelling is None or node.parent is None or node.parent not in state.values:
+            return None
+        return spelling, state.values[node.parent]
+
+    def cover(self, row: int) -> list[tuple[Node, int, float]]:
+        """The minimal cover of a row's prefix: (node, leaf token, log-probability in nats).
+
+        Every valid text that begins with the prefix passes through exactly one leaf (paper,
+        definition 3.1). Leaves are filtered by validity. Log-probabilities leave out the same
+        constant of the row as `next_bytes`.
+        """
+        self.refresh([row])
+        state = self._rows[row]
+        leaves = []
+        for head in state.tree.heads():
+            if head.walked:
+                ids = [int(i) for i in state.tree.leaves(head, True, False)]
+                logprobs = state.values[head.node][ids] + state.logprob[head.node]
+                leaves += zip([head.node] * len(ids), ids, logprobs.tolist(), strict=True)
+        return leaves
+
+
+def normalise(masses: Tensor) -> Tensor:
+    """Log-masses as log-probabilities: each vector sums to one  # [..., 257]."""
+    return torch.log_softmax(masses, dim=-1)
+
+
+def report(tokens: ByteTokens) -> Mapping[str, object]:
+    """What is known of a vocabulary as bytes: kind, size, properness and the self-test."""
+    return {
+        "kind": tokens.kind,
+        "tokens": tokens.size,
+        "special": len(tokens.special_ids),
+        "proper": tokens.proper,
+        "wrong_pairs": tokens.self_test(),
+    }
