@@ -1,0 +1,169 @@
+"""What every decoder does for a row: read its prompt, keep its output, see where it ends.
+
+Not for: the next token (`lmsmith.decoding.sampling`) or the forward pass that gives its law.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from lmsmith.decoding.events import Event, Prompt, Request, Trace
+from lmsmith.decoding.sampling import check_sampling
+from lmsmith.decoding.stop import StopStrings
+from lmsmith.decoding.text import ByteText, TokenText
+from lmsmith.errors import UsageError
+
+
+def text_of(prompt: str | bytes) -> str:
+    """A prompt as text.
+
+    Raises:
+        UsageError: Bytes that are not UTF-8; the message names the first bad one.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    try:
+        return prompt.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"the prompt is not UTF-8: byte {error.start} (0x{prompt[error.start]:02x}) has "
+            f"{error.reason}; give text, or bytes in UTF-8"
+        ) from None
+
+
+def prompt_ids(lm: Any, prompt: Prompt) -> list[int]:
+    """A prompt as the model's token ids.
+
+    Args:
+        lm: The model, an `LM`.
+        prompt: Text, UTF-8 bytes, token ids or chat messages.
+
+    Raises:
+        UsageError: Bytes that are not UTF-8, an empty prompt, one longer than the model's context,
+            or something that is no prompt.
+    """
+    if isinstance(prompt, bytes | bytearray):
+        prompt = text_of(bytes(prompt))
+    if not isinstance(prompt, str | Sequence):
+        raise UsageError(
+            f"a prompt is text, bytes, token ids or messages, not {type(prompt).__name__}"
+        )
+    return list(lm.prompt_ids(prompt))
+
+
+class RowOutput:
+    """One row's output: tokens go in, Events come out, and it says when the row has ended.
+
+    Text that may still change (half a character, the beginning of a stop string) is held back. Ids
+    wait for their text, so an Event's ids are those behind it; the end token and the tokens of a
+    stop string come with the last Event and have no text.
+
+    Attributes:
+        trace: The row's trace; the decoder counts forward passes, discarded tokens and notes here.
+        limit: Most tokens the row may have.
+        count: Tokens it has.
+    """
+
+    def __init__(
+        self,
+        row: int,
+        request: Request,
+        texts: TokenText | ByteText,
+        end_ids: Iterable[int] = (),
+        prompt_tokens: int = 0,
+        room: int | None = None,
+    ) -> None:
+        """Open a row's output.
+
+        Args:
+            row: The row's id.
+            request: What was asked for.
+            texts: Where text streams come from.
+            end_ids: The model's own end tokens; heeded unless the request ignores them.
+            prompt_tokens: Length of the prompt in the model's tokens.
+            room: New tokens that the model's context has room for.
+
+        Raises:
+            UsageError: A setting out of range, or an empty stop string.
+        """
+        check_sampling(request.sampling)
+        if request.max_tokens < 0:
+            raise UsageError(f"max_tokens is {request.max_tokens}, but it must be 0 or more")
+        stop = (request.stop,) if isinstance(request.stop, str) else request.stop
+        self.row = row
+        self.limit = request.max_tokens if room is None else min(request.max_tokens, room)
+        self.count = 0
+        self.trace = Trace(prompt_tokens=prompt_tokens)
+        self._end_ids = frozenset(request.stop_ids).union(() if request.ignore_eos else end_ids)
+        self._stream = texts.stream()
+        self._stops = StopStrings(stop)
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._info: dict[str, Any] = {}
+        self._began = time.perf_counter()
+
+    def push(
+        self,
+        ids: Sequence[int],
+        logprobs: Sequence[float],
+        info: Mapping[str, Any] | None = None,
+    ) -> Event | None:
+        """Take in new tokens.
+
+        Args:
+            ids: Token ids, or byte values, in order. What follows the row's end is discarded.
+            logprobs: Their log-probabilities in nats.
+            info: What the method knows here; goes out with the next Event.
+
+        Returns:
+            An Event if there is new text or the row has ended: then it carries the trace.
+        """
+        if info:
+            self._info.update(info)
+        text, reason = "", ""
+        taken = 0
+        for one, logprob in zip(ids, logprobs, strict=True):
+            taken += 1
+            self._ids.append(one)
+            self._logprobs.append(logprob)
+            if one in self._end_ids:
+                reason = "stop"
+                break
+            text += self._stops.push(self._stream.push(one))
+            if self._stops.found is not None:
+                reason = "stop"
+                break
+            if self.count + taken >= self.limit:
+                reason = "length"
+                break
+        self.count += taken
+        if reason:
+            self.trace.tokens_discarded += len(ids) - taken
+            return self.end(reason, text)
+        return self._event(text) if text else None
+
+    def end(self, reason: str, text: str = "") -> Event:
+        """The row's last Event.
+
+        Args:
+            reason: `stop`, `length` or `cancelled`; a stop string in the text still held back
+                makes it `stop`.
+            text: New text that goes before what was held back.
+        """
+        text += self._stops.push(self._stream.flush()) + self._stops.flush()
+        trace = self.trace
+        trace.finish_reason = reason if self._stops.found is None else "stop"
+        trace.tokens_kept = self.count
+        trace.seconds = time.perf_counter() - self._began
+        event = self._event(text, trace)
+        trace.first_seconds = trace.first_seconds or trace.seconds
+        return event
+
+    def _event(self, text: str, trace: Trace | None = None) -> Event:
+        if text and not self.trace.first_seconds:
+            self.trace.first_seconds = time.perf_counter() - self._began
+        event = Event(self.row, text, tuple(self._ids), tuple(self._logprobs), self._info, trace)
+        self._ids, self._logprobs, self._info = [], [], {}
+        return event
