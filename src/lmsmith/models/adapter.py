@@ -1,0 +1,239 @@
+"""Low-rank adapters whose strength is chosen a row (LoRA, Hu et al., arXiv 2106.09685).
+
+The update of a linear map is `strength * scaling * B A x`: strength 0 is the base model, 1 the
+adapter as trained. Files are PEFT's: `adapter_config.json` and `adapter_model.safetensors`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from lmsmith.errors import CapabilityError, ModelFileError, UsageError
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+
+
+class LowRank(nn.Module):
+    """One linear map's update.
+
+    Attributes:
+        down: `[rank, inputs]`, PEFT's A.
+        up: `[outputs, rank]`, PEFT's B.
+        alpha: PEFT's lora_alpha.
+        scaling: Factor of the product at strength 1.
+    """
+
+    def __init__(self, down: Tensor, up: Tensor, alpha: float, rslora: bool = False) -> None:
+        super().__init__()
+        self.down, self.up, self.alpha = nn.Parameter(down), nn.Parameter(up), alpha
+        rank = down.shape[0]
+        self.scaling = alpha / (math.sqrt(rank) if rslora else rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The update at strength 1: `[..., inputs]` -> `[..., outputs]`."""
+        low = nn.functional.linear(x.to(self.down.dtype), self.down)
+        return nn.functional.linear(low, self.up) * self.scaling
+
+
+class Adapter(nn.Module):
+    """Updates of some of a model's linear maps; its parameters can be trained.
+
+    Attributes:
+        updates: By the full name of the module each belongs to.
+        settings: What PEFT's `adapter_config.json` says, or will say.
+        strength: What the hooks apply now: a number, a tensor `[rows]`, or `None` for nothing.
+    """
+
+    def __init__(self, updates: Mapping[str, LowRank], settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.updates = dict(updates)
+        self.settings = dict(settings)
+        self.strength: float | Tensor | None = None
+        self._modules_in_order = nn.ModuleList(self.updates.values())
+        self._hooks: list[Any] = []
+
+    @classmethod
+    def random(
+        cls,
+        model: nn.Module,
+        targets: Sequence[str],
+        rank: int,
+        seed: int,
+        alpha: float | None = None,
+        scale: float = 0.05,
+    ) -> Adapter:
+        """An adapter with both factors random, so that it changes the model.
+
+        Args:
+            model: The model it is for.
+            targets: Endings of module names, such as `q_proj`.
+            rank: Rank of every update.
+            seed: Seed of the values.
+            alpha: PEFT's lora_alpha; twice the rank by default.
+            scale: Standard deviation of the values.
+
+        Raises:
+            UsageError: No linear map of the model has such a name.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        alpha = 2.0 * rank if alpha is None else alpha
+        updates = {}
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear | Conv1D) and _matches(name, targets):
+                inputs, outputs = _shape(module)
+                down = torch.randn(rank, inputs, generator=generator) * scale
+                up = torch.randn(outputs, rank, generator=generator) * scale
+                updates[name] = LowRank(down, up, alpha)
+        if not updates:
+            raise UsageError(f"no linear module of the model is named like {list(targets)}")
+        settings = {"r": rank, "lora_alpha": alpha, "target_modules": list(targets)}
+        parameter = next(model.parameters())
+        return cls(updates, settings).to(parameter.device)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Adapter:
+        """Read a PEFT folder.
+
+        Raises:
+            ModelFileError: A file is missing or corrupt, or its tensors do not pair up.
+            CapabilityError: The adapter is of a kind that is not a plain low-rank update.
+        """
+        folder = Path(folder)
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            if not (folder / name).is_file():
+                raise ModelFileError(f"{folder} is not an adapter folder: it has no {name}")
+        try:
+            settings = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+            tensors = load_file(folder / WEIGHTS_FILE)
+        except (ValueError, SafetensorError) as error:
+            raise ModelFileError(f"the adapter in {folder} is corrupt: {error}") from None
+        _refuse_other_kinds(settings)
+        updates = {}
+        for key in sorted(tensors):
+            name = key.removeprefix(_PREFIX)
+            if name.endswith(".lora_A.weight"):
+                name = name.removesuffix(".lora_A.weight")
+                up = tensors.get(key.replace(".lora_A.", ".lora_B."))
+                if up is None or up.shape[1] != tensors[key].shape[0]:
+                    raise ModelFileError(f"the adapter in {folder} lacks the B matrix of {name}")
+                alpha = _for_module(settings.get("alpha_pattern"), name, settings["lora_alpha"])
+                rslora = bool(settings.get("use_rslora"))
+                updates[name] = LowRank(tensors[key], up, alpha, rslora)
+            elif not name.endswith(".lora_B.weight"):
+                raise CapabilityError("an adapter", "plain LoRA matrices", f"the tensor {name}")
+        return cls(updates, settings)
+
+    def save(self, folder: str | Path) -> None:
+        """Write a PEFT folder; the configuration comes last, so half a folder never loads."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {}
+        for name, update in self.updates.items():
+            tensors[f"{_PREFIX}{name}.lora_A.weight"] = update.down.detach().cpu().contiguous()
+            tensors[f"{_PREFIX}{name}.lora_B.weight"] = update.up.detach().cpu().contiguous()
+        save_file(tensors, folder / WEIGHTS_FILE)
+        settings = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "bias": "none",
+            "inference_mode": True,
+            **self.settings,
+        }
+        text = json.dumps(settings, indent=2, sort_keys=True) + "\n"
+        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
+
+    def attach(self, model: nn.Module) -> None:
+        """Hook every update to its module of `model`, whose weights stay as they are.
+
+        Raises:
+            CapabilityError: The model lacks a module, or has one of another shape.
+        """
+        modules = dict(model.named_modules())
+        head = getattr(model, "get_output_embeddings", lambda: None)()
+        for name, update in self.updates.items():
+            module = modules.get(name)
+            shape = (update.down.shape[1], update.up.shape[0])
+            if not isinstance(module, nn.Linear | Conv1D) or module is head:
+                raise CapabilityError(f"the adapter's {name}", "a linear layer of a block", "none")
+            if _shape(module) != shape:
+                raise CapabilityError(
+                    f"the adapter's {name}",
+                    f"a map from {shape[0]} to {shape[1]}",
+                    "one from {} to {}".format(*_shape(module)),
+                )
+        self.detach()
+        for name, update in self.updates.items():
+            self._hooks.append(modules[name].register_forward_hook(self._hook(update)))
+
+    def detach(self) -> None:
+        """Take the hooks off again."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    @contextmanager
+    def at(self, strength: float | Tensor) -> Iterator[None]:
+        """Apply the adapter in forwards within the context.
+
+        Args:
+            strength: One for all rows of the batch, or a tensor `[rows]`.
+        """
+        before, self.strength = self.strength, strength
+        try:
+            yield
+        finally:
+            self.strength = before
+
+    def _hook(self, update: LowRank) -> Any:
+        def add(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            strength = self.strength
+            if strength is None:
+                return None
+            if isinstance(strength, Tensor):
+                strength = strength.view(-1, *[1] * (output.dim() - 1))
+            return output + (update(args[0]) * strength).to(output.dtype)
+
+        return add
+
+
+def _refuse_other_kinds(settings: Mapping[str, Any]) -> None:
+    kind = settings.get("peft_type")
+    if kind != "LORA":
+        raise CapabilityError("an adapter", "the kind LORA", f"the kind {kind}")
+    if settings.get("bias", "none") != "none":
+        raise CapabilityError("an adapter", "bias 'none'", f"bias {settings['bias']!r}")
+    for key in ("use_dora", "modules_to_save", "trainable_token_indices", "lora_bias"):
+        if settings.get(key):
+            raise CapabilityError("an adapter", "plain low-rank updates", f"{key} in its settings")
+    if "lora_alpha" not in settings:
+        raise ModelFileError(f"{CONFIG_FILE} has no lora_alpha")
+
+
+def _for_module(patterns: Mapping[str, float] | None, name: str, default: float) -> float:
+    """The value of the first pattern that names the module or the end of its name."""
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", name):
+            return value
+    return default
+
+
+def _matches(name: str, targets: Sequence[str]) -> bool:
+    return any(name == target or name.endswith(f".{target}") for target in targets)
+
+
+def _shape(module: nn.Linear | Conv1D) -> tuple[int, int]:
+    """Inputs and outputs of a linear map; GPT-2's keeps its weight transposed."""
+    rows, columns = module.weight.shape
+    return (rows, columns) if isinstance(module, Conv1D) else (columns, rows)
