@@ -1,0 +1,58 @@
+"""`lmsmith demo`: the main job on real input, in a minute."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from lmsmith.cli.output import Json, emit, show
+
+# Each ends inside a word, which is where a tokenizer's choice of tokens misleads a model.
+PROMPTS = (
+    "The capital of Australia is Canb",
+    "def fibonacci(n):\n    if n < 2:\n        retu",
+    "Water boils at one hundred degrees Cels",
+    "The opposite of expensive is inexp",
+)
+
+
+def demo(
+    *,
+    model: Annotated[str, Parameter(help="The model to show it on.")] = "smollm2-135m",
+    tokens: Annotated[int, Parameter(help="Bytes, or tokens, of each continuation.")] = 24,
+    json: Json = False,
+) -> None:
+    """Show prompts cut inside a word, continued plainly and byte by byte."""
+    from lmsmith import Sampling, generate, open_model
+
+    lm = open_model(model)
+    prompts = list(PROMPTS)
+    greedy = Sampling(temperature=0.0)
+    plain = generate([lm], prompts, sampling=greedy, max_tokens=max(1, tokens // 3))
+    byte = generate([lm], prompts, method="byte-sampler", sampling=greedy, max_tokens=tokens)
+    rows = [
+        {"prompt": prompt, "plain": a.text, "byte-sampler": b.text}
+        for prompt, a, b in zip(prompts, plain, byte, strict=True)
+    ]
+    if json:
+        emit({"model": model, "rows": rows})
+        return
+    from lmsmith.display.tables import Table
+
+    show(
+        Table(
+            ["prompt, cut inside a word", "plain decoding goes on", "byte-sampler goes on"],
+            [
+                [row["prompt"], _visible(row["plain"]), _visible(row["byte-sampler"])]
+                for row in rows
+            ],
+            title=f"{model}, greedy",
+            styles={"byte-sampler goes on": "best"},
+        )
+    )
+
+
+def _visible(text: str) -> str:
+    """Text in one line, quoted so that leading spaces are seen."""
+    return f"«{text}»".replace("\n", "⏎")
