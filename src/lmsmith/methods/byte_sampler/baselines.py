@@ -87,9 +87,7 @@ class BeamCover:
         self._values: dict[int, Tensor] = {}
         self._masses: dict[int, Tensor] = {}
         self._count = 1
-        tokens = self.reader.session.tokens(self._row)
-        self.reader.session.crop(self._row, len(tokens) - 1)
-        step = self.reader.session.feed({self._row: tokens[-1:]})
+        step = self.reader.session.feed({self._row: []})
         self._remember([0], step.logits)
         self.states = [_State(0, b"")]
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import codecs
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lmsmith.decoding.events import Decoder, Event, Request, Sampling, Trace
-from lmsmith.decoding.sampling import check_sampling, generator_for, sample
-from lmsmith.decoding.stop import StopStrings
-from lmsmith.errors import CapabilityError, UsageError
+from lmsmith.decoding.events import Decoder, Event, Request, Sampling
+from lmsmith.decoding.rows import RowOutput
+from lmsmith.decoding.sampling import generator_for, sample
+from lmsmith.decoding.text import ByteText, TextStream
+from lmsmith.errors import UsageError
 from lmsmith.methods.byte_sampler import combine
 from lmsmith.methods.byte_sampler.config import ByteSamplerConfig
 from lmsmith.methods.byte_sampler.continuation import ContinuationDecoder
@@ -38,12 +38,13 @@ def make(models: Sequence[LM], config: ByteSamplerConfig | None = None) -> Decod
         config: Settings; the defaults are those of the official code.
 
     Raises:
-        CapabilityError: A tokenizer cannot be read as bytes, or the number of models does not fit.
+        CapabilityError: A tokenizer cannot be read as bytes.
+        UsageError: The number of models does not fit the settings.
     """
     config = config or ByteSamplerConfig()
     if config.combine == "proxy" and len(models) != 3:
         raise UsageError(
-            f"proxy tuning takes BASE+EXPERT+ANTIEXPERT, three models; got {len(models)}"
+            f"proxy tuning takes three models, BASE+EXPERT+ANTIEXPERT; got {len(models)}"
         )
     if config.mode == "continue":
         if len(models) != 1:
@@ -54,26 +55,25 @@ def make(models: Sequence[LM], config: ByteSamplerConfig | None = None) -> Decod
 
 @dataclass
 class _Row:
-    request: Request
+    output: RowOutput
     rows: list[int]  # one a model
+    sampling: Sampling
     generator: torch.Generator
-    stops: StopStrings
-    pending: bytes  # bytes of the character that is not complete yet
-    trace: Trace
-    started: float
-    text: codecs.IncrementalDecoder
-    held: list[tuple[int, float]] = field(default_factory=list)  # (byte, logprob) not yet shown
-    given: int = 0  # bytes of the first character that the prompt gave
-    made: int = 0
+    pending: bytes  # bytes of a character that is not complete yet
+    endless: bool
 
 
 class ByteDecoder:
     """Draws bytes from one model or several.
 
-    A row's `max_tokens` counts bytes. `Event.ids` are byte values; `Event.info` has `signal` (the
-    probability of the least likely byte of the piece), `branches` (live nodes of the covering
-    tree) and `invalid` (mass of continuations that the byte chain rule leaves out, which bytes
-    that cannot continue a UTF-8 text hold).
+    A row's `max_tokens` counts bytes, and an Event's `ids` are byte values (256 is `stop`). Its
+    `info` has `signal` (probability of the last byte), `branches` (live nodes of the first model's
+    covering tree) and `invalid`: the mass that was taken out of the distribution, bytes that
+    cannot continue a UTF-8 text and, with filtered leaves, tokens that are not valid.
+
+    Attributes:
+        config: The settings.
+        readers: One a model.
     """
 
     def __init__(self, models: Sequence[LM], config: ByteSamplerConfig | None = None) -> None:
@@ -103,9 +103,9 @@ class ByteDecoder:
         """Take a request in; the prompt is read at the next step, with all other rows.
 
         Raises:
-            UsageError: The prompt is empty, not UTF-8, or longer than a model's context.
+            UsageError: The prompt is empty, not UTF-8, or longer than a model's context; a
+                setting is out of range. Nothing has changed then.
         """
-        check_sampling(request.sampling)
         rows: list[int] = []
         pending = b""
         try:
@@ -113,61 +113,62 @@ class ByteDecoder:
                 parts, start = parts_of(reader, request.prompt)
                 rows.append(reader.open(parts, start))
                 pending = pending_bytes(parts)
+            trunk = len(self.readers[0].tree(rows[0]).trunk)
+            output = RowOutput(self._next, request, _After(pending), (STOP,), trunk)
         except Exception:
             for reader, row in zip(self.readers, rows, strict=False):
                 reader.close(row)
             raise
-        text = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        text.decode(pending)
-        trace = Trace(prompt_tokens=len(self.readers[0].tree(rows[0]).trunk))
         self._rows[self._next] = _Row(
-            request,
+            output,
             rows,
+            request.sampling,
             generator_for(request.sampling),
-            StopStrings(request.stop),
             pending,
-            trace,
-            time.perf_counter(),
-            text,
-            given=len(pending),
+            request.ignore_eos,
         )
         self._next += 1
         return self._next - 1
 
     def step(self) -> list[Event]:
         """Draw one byte for every active row."""
+        events = [
+            self._end(key, "length")
+            for key, row in list(self._rows.items())
+            if row.output.limit == 0 or self._full(row)
+        ]
         if not self._rows:
-            return []
-        rows = list(self._rows.values())
-        distributions = self._distributions(rows)
-        allowed = torch.stack([_allowed(row.pending, row.request.ignore_eos) for row in rows])
-        lost = distributions.exp().masked_fill(allowed, 0.0).sum(-1)  # [rows]
+            return events
+        rows = list(self._rows.items())
+        distributions = self._distributions([row for _, row in rows])
+        allowed = torch.stack([_allowed(row.pending, row.endless) for _, row in rows])
+        lost = distributions.exp().masked_fill(allowed, 0.0).sum(-1).tolist()
         drawn = sample(
             distributions.masked_fill(~allowed, -math.inf),
-            [row.request.sampling for row in rows],
-            [row.generator for row in rows],
+            [row.sampling for _, row in rows],
+            [row.generator for _, row in rows],
         )
-        events: list[Event] = []
-        for (key, row), byte, logprob, invalid in zip(
-            list(self._rows.items()),
-            drawn.ids.tolist(),
-            drawn.logprobs.tolist(),
-            lost.tolist(),
-            strict=True,
+        for (key, row), byte, logprob, mass in zip(
+            rows, drawn.ids.tolist(), drawn.logprobs.tolist(), lost, strict=True
         ):
-            row.trace.forward_passes += 1
-            event = self._take(key, row, byte, logprob, invalid)
+            row.output.trace.forward_passes += 1
+            if byte != STOP:
+                self._extend(row, byte)
+            info = {
+                "signal": math.exp(logprob),
+                "branches": len(self.readers[0].tree(row.rows[0]).live_nodes()),
+                "invalid": max(mass, self._invalid(row)),
+            }
+            event = row.output.push((byte,), (logprob,), info)
             if event is not None:
-                events.append(event)
+                events.append(self._closed(key, event) if event.trace else event)
         return events
 
     def retire(self, row: int) -> Event | None:
-        """Cancel a row that is still active and free its cache; its last event, if it was."""
-        if row not in self._rows:
-            return None
-        return self._finish(row, self._rows[row], "cancelled", row_text=self._rows[row].stops.flush())
+        """Cancel a row and free its cache; its last event, or `None` if it had ended."""
+        return self._end(row, "cancelled") if row in self._rows else None
 
-    def _distributions(self, rows: list[_Row]) -> Tensor:
+    def _distributions(self, rows: Sequence[_Row]) -> Tensor:
         """The combined next-byte distributions  # [rows, 257]."""
         each = torch.stack(
             [
@@ -181,78 +182,68 @@ class ByteDecoder:
             return combine.product(each, self.config.power)
         return combine.mix(each)
 
-    def _take(
-        self, key: int, row: _Row, byte: int, logprob: float, invalid: float
-    ) -> Event | None:
-        if byte == STOP:
-            return self._finish(key, row, "stop", row.stops.flush())
+    def _extend(self, row: _Row, byte: int) -> None:
+        data = bytes([byte])
         for reader, number in zip(self.readers, row.rows, strict=True):
-            reader.push(number, bytes([byte]))
-        row.made += 1
-        row.held.append((byte, logprob))
-        character = row.text.decode(bytes([byte]))
-        row.pending = b"" if character else row.pending + bytes([byte])
-        shown, stopped = row.stops.push(character)
-        if stopped:
-            return self._finish(key, row, "stop", shown)
-        if row.made >= row.request.max_tokens:
-            return self._finish(key, row, "length", shown + row.stops.flush())
-        if self._full(row):
-            return self._finish(key, row, "length", shown + row.stops.flush())
-        return self._event(key, row, shown, invalid) if shown else None
+            reader.push(number, data)
+        whole = row.pending + data
+        row.pending = b"" if _complete(whole) else whole
+
+    def _invalid(self, row: _Row) -> float:
+        return max(
+            reader.invalid(number) for reader, number in zip(self.readers, row.rows, strict=True)
+        )
 
     def _full(self, row: _Row) -> bool:
         return any(
-            len(tree.trunk) + len(tree.live_nodes()) + 2 >= reader.lm.context
-            for reader, number in zip(self.readers, row.rows, strict=True)
-            for tree in (reader.tree(number),)
+            reader.room(number) < 1 for reader, number in zip(self.readers, row.rows, strict=True)
         )
 
-    def _event(self, key: int, row: _Row, text: str, invalid: float = 0.0) -> Event:
-        if text and not row.trace.first_seconds:
-            row.trace.first_seconds = time.perf_counter() - row.started
-        size = len(text.encode())
-        if text:  # the first character may have bytes that the prompt gave
-            size, row.given = size - row.given, 0
-        part, row.held = row.held[:size], row.held[size:]
-        info: dict[str, Any] = {
-            "signal": math.exp(min((logprob for _, logprob in part), default=0.0)),
-            "branches": len(self.readers[0].tree(row.rows[0]).live_nodes()),
-            "invalid": invalid,
-        }
-        return Event(
-            key,
-            text,
-            tuple(byte for byte, _ in part),
-            tuple(logprob for _, logprob in part),
-            info,
-        )
+    def _end(self, key: int, reason: str) -> Event:
+        return self._closed(key, self._rows[key].output.end(reason))
 
-    def _finish(self, key: int, row: _Row, reason: str, row_text: str) -> Event:
-        event = self._event(key, row, row_text)
-        trace = row.trace
-        trace.finish_reason = reason
-        trace.seconds = time.perf_counter() - row.started
-        tree, reader = self.readers[0].tree(row.rows[0]), self.readers[0]
-        trace.tokens_kept = max(len(tree.trunk) - trace.prompt_tokens, 0)
+    def _closed(self, key: int, event: Event) -> Event:
+        """Free a row that has ended, and put the model's own counts into its trace."""
+        row = self._rows.pop(key)
+        trace, reader = row.output.trace, self.readers[0]
+        trace.notes["bytes"] = row.output.count
+        trace.tokens_kept = len(reader.tree(row.rows[0]).trunk) - trace.prompt_tokens
         trace.tokens_discarded = reader.discarded(row.rows[0])
-        trace.notes["bytes"] = row.made
         for each, number in zip(self.readers, row.rows, strict=True):
             each.close(number)
-        del self._rows[key]
-        return Event(key, event.text, event.ids, event.logprobs, event.info, trace)
+        return event
+
+
+@dataclass(frozen=True)
+class _After:
+    """Text streams that begin inside a character: its first bytes are the prompt's."""
+
+    pending: bytes
+
+    def stream(self) -> TextStream:
+        stream = ByteText().stream()
+        for byte in self.pending:
+            stream.push(byte)
+        return stream
+
+
+def _complete(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 @lru_cache(maxsize=4096)
-def _allowed(pending: bytes, ignore_eos: bool) -> Tensor:
+def _allowed(pending: bytes, endless: bool) -> Tensor:
     """Which of 257 entries may follow: bytes that continue UTF-8, `stop` between characters."""
     allowed = torch.zeros(STOP + 1, dtype=torch.bool)
     for byte in range(256):
-        decoder = codecs.getincrementaldecoder("utf-8")()
         try:
-            decoder.decode(pending + bytes([byte]))
-            allowed[byte] = True
+            codecs.getincrementaldecoder("utf-8")().decode(pending + bytes([byte]))
         except UnicodeDecodeError:
-            pass
-    allowed[STOP] = not pending and not ignore_eos
+            continue
+        allowed[byte] = True
+    allowed[STOP] = not pending and not endless
     return allowed

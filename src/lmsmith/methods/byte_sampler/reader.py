@@ -112,6 +112,7 @@ class _Row:
     values: dict[Node, Tensor] = field(default_factory=dict)  # next token  # [vocabulary]
     masses: dict[Node, Tensor] = field(default_factory=dict)  # by first byte  # [257]
     discarded: int = 0
+    invalid: float = 0.0
 
 
 class ByteReader:
@@ -121,20 +122,25 @@ class ByteReader:
         lm: The model; must offer `bpe`.
         filtered: Drop leaves that are not valid after their node (costs a check a candidate).
         token_sampling: Truncation of every token distribution before bytes are summed.
+        session: Where the rows live; a Session of the reader's own by default.
 
     Raises:
         CapabilityError: The tokenizer is not a BPE that can be read as bytes.
     """
 
     def __init__(
-        self, lm: LM, filtered: bool = False, token_sampling: Sampling | None = None
+        self,
+        lm: LM,
+        filtered: bool = False,
+        token_sampling: Sampling | None = None,
+        session: Session | None = None,
     ) -> None:
         if lm.tokenizer is None:
             raise CapabilityError("byte-sampler", "a BPE tokenizer", "no tokenizer")
         self.lm = lm
         self.tokens = ByteTokens.from_tokenizer(lm.tokenizer)
         self.filtered = filtered
-        self.session = Session(lm)
+        self.session = Session(lm) if session is None else session
         stop_ids = frozenset(self.tokens.special_ids | lm.eos_ids)
         self.buckets = ByteBuckets(self.tokens, lm.vocabulary, stop_ids, lm.device)
         self._token_sampling = token_sampling
@@ -209,6 +215,11 @@ class ByteReader:
         """The row's covering tree (to read, not to change)."""
         return self._rows[row].tree
 
+    def room(self, row: int) -> int:
+        """Nodes that still fit below the row's trunk in the model's context."""
+        tree = self._rows[row].tree
+        return self.lm.context - len(tree.trunk) - len(tree.live_nodes()) - 1
+
     def discarded(self, row: int) -> int:
         """Tokens that were computed for branches of the row that have died."""
         return self._rows[row].discarded
@@ -236,8 +247,7 @@ class ByteReader:
             if nodes:
                 feeds[row], fresh[row] = self._feed_of(state, nodes), nodes
             elif state.root not in state.values:
-                # Nothing but the trunk: its last token is fed for the distribution after it.
-                feeds[row], fresh[row] = self._last_of_trunk(state), []
+                feeds[row], fresh[row] = [], []  # nothing but the trunk
         if feeds:
             step = self.session.feed(feeds)
             wanted: list[tuple[_Row, Node]] = []
@@ -276,11 +286,6 @@ class ByteReader:
             for node in nodes
         ]
         return Tree([node.token for node in nodes], parents)
-
-    def _last_of_trunk(self, state: _Row) -> list[int]:
-        last = self.session.tokens(state.session_row)[-1]
-        self.session.crop(state.session_row, self.session.length(state.session_row) - 1)
-        return [last]
 
     def _store(self, wanted: list[tuple[_Row, Node]], logits: Tensor) -> None:
         logits = logits if logits.dtype == torch.float64 else logits.float()
@@ -327,28 +332,37 @@ class ByteReader:
         heads = state.tree.heads()
         top = max(state.logprob[head.node] for head in heads)
         total = next(iter(state.masses.values())).new_zeros(STOP + 1)
+        whole = total.clone()
         for head in heads:
-            weight = state.logprob[head.node] - top
-            total += math.exp(weight) * self.bytes_at(
-                head, state.values[head.node], state.masses[head.node]
-            )
+            weight = math.exp(state.logprob[head.node] - top)
+            values, mass = state.values[head.node], state.masses[head.node]
+            total += weight * self.bytes_at(head, values, mass, self.filtered)
+            if self.filtered:
+                whole += weight * self.bytes_at(head, values, mass, False)
+        if self.filtered:
+            state.invalid = 1 - float(total.sum() / whole.sum())
         return total
 
-    def bytes_at(self, head: Head, values: Tensor, mass: Tensor) -> Tensor:
+    def invalid(self, row: int) -> float:
+        """Share of the last vector's mass on invalid leaves that `filtered` took out; 0 without."""
+        return self._rows[row].invalid
+
+    def bytes_at(self, head: Head, values: Tensor, mass: Tensor, filtered: bool) -> Tensor:
         """Probability by next byte of the tokens that may follow at one head.
 
         Args:
             head: A node and the bytes walked since its end.
             values: Log-probabilities of the next token there  # [vocabulary]
             mass: The same summed by first byte  # [257]
+            filtered: Leave out tokens that are not valid after the node.
 
         Returns:
             `[257]`; entry 256 is `stop`, which only an exact end can have.
         """
-        if not head.walked and not self.filtered:
+        if not head.walked and not filtered:
             return mass
-        if self.filtered or head.added:
-            leaves = self._leaves_of(head, self.filtered, True)
+        if filtered or head.added:
+            leaves = self._leaves_of(head, filtered, True)
             ids, following = self.buckets.split(leaves, head.walked)
         else:
             ids, following = self.buckets.after(head.walked)
@@ -390,12 +404,27 @@ class ByteReader:
             return None
         return spelling, state.values[node.parent]
 
+    def settle_on(self, row: int, node: Node) -> None:
+        """Make the path to a live node the row's trunk; the Session keeps the row, the reader not.
+
+        The caller owns the Session's row from here on.
+        """
+        state = self._rows.pop(row)
+        path: list[int] = []
+        at = node
+        while at is not state.root:
+            path.append(state.ids[at])
+            assert at.parent is not None
+            at = at.parent
+        self.session.keep(state.session_row, path[::-1])
+
     def cover(self, row: int) -> list[tuple[Node, int, float]]:
         """The minimal cover of a row's prefix: (node, leaf token, log-probability in nats).
 
         Every valid text that begins with the prefix passes through exactly one leaf (paper,
         definition 3.1). Leaves are filtered by validity. Log-probabilities leave out the same
-        constant of the row as `next_bytes`.
+        constant of the row as `next_bytes`. Where no longer token fits and all of the prefix is
+        settled, the next token is free: the leaves are the whole vocabulary at the end.
         """
         self.refresh([row])
         state = self._rows[row]
@@ -405,6 +434,10 @@ class ByteReader:
                 ids = [int(i) for i in state.tree.leaves(head, True, False)]
                 logprobs = state.values[head.node][ids] + state.logprob[head.node]
                 leaves += zip([head.node] * len(ids), ids, logprobs.tolist(), strict=True)
+        if not leaves:
+            node = state.tree.exact()
+            logprobs = state.values[node]
+            leaves = [(node, token, value) for token, value in enumerate(logprobs.tolist())]
         return leaves
 
 

@@ -130,9 +130,7 @@ def _advance(reader: ByteReader, plans: Sequence[_Text], begin: int, end: int) -
                 ],
             )
         else:
-            tokens = reader.session.tokens(plan.row)
-            reader.session.crop(plan.row, len(tokens) - 1)
-            feeds[plan.row] = tokens[-1:]
+            feeds[plan.row] = []  # nothing but the trunk
     if not feeds:
         return
     step = reader.session.feed(feeds)
@@ -168,7 +166,7 @@ def _spread(reader: ByteReader, plan: _Text, node: Node, value: Tensor, mass: Te
     for child in plan.children.get(node, ()):
         plan.logprob[child] = plan.logprob[node] + float(value[child.token])
     for index, head in plan.uses.get(node, ()):
-        probs = reader.bytes_at(head, value, mass).log().to(plan.masses)
+        probs = reader.bytes_at(head, value, mass, reader.filtered).log().to(plan.masses)
         plan.masses[index] = torch.logaddexp(plan.masses[index], probs + plan.logprob[node])
 
 
