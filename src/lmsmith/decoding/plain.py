@@ -5,9 +5,9 @@ Not for: anything that drafts, rolls back or reads more than the next-token law.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -74,6 +74,36 @@ class PlainDecoder:
             raise
         self._rows[row] = _Row(output, ids, request.sampling, generator_for(request.sampling))
         return row
+
+    def adopt(
+        self,
+        row: int,
+        output: RowOutput,
+        first: int,
+        logprob: float,
+        sampling: Sampling,
+        generator: torch.Generator,
+        info: Mapping[str, Any] | None = None,
+    ) -> Event | None:
+        """Go on from a row that another decoder has begun in this decoder's session.
+
+        Args:
+            row: The row's id, here and in the session, whose cache holds all but `first`.
+            output: Its output so far.
+            first: The newest token, drawn but not yet fed.
+            logprob: Its log-probability in nats.
+            sampling: How to draw the others.
+            generator: The row's own.
+            info: What the other decoder knows; goes out with the next Event.
+
+        Returns:
+            An Event if `first` gave text or ended the row.
+        """
+        self._rows[row] = _Row(output, [first], sampling, generator, fresh=False)
+        event = output.push((first,), (logprob,), info)
+        if event is not None and event.trace is not None:
+            self._drop(row)
+        return event
 
     def step(self) -> list[Event]:
         """Advance every active row by one token.
