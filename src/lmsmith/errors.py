@@ -77,6 +77,10 @@ class StorageError(LmsmithError):
     """A cache or run folder cannot be written: no space, or no permission."""
 
 
+class RunFolderBusyError(LmsmithError):
+    """Another process is writing the run folder."""
+
+
 class InterruptedRunError(LmsmithError):
     """The user stopped a run; what is done is kept and the same command resumes it."""
 

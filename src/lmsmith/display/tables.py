@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table as RichTable
 
 ABSENT = "–"
@@ -58,8 +60,13 @@ class Table:
     note: str = ""
     styles: dict[str, str] = field(default_factory=dict)
 
-    def rich(self) -> RichTable:
-        """The table as rich draws it."""
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Print as rich prints: `console.print(table)`."""
+        yield self.rich(options.max_width)
+        yield ""
+
+    def rich(self, width: int | None = None) -> RichTable:
+        """The table as rich draws it, for a terminal of `width` columns."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -72,19 +79,33 @@ class Table:
             title_justify="left",
             caption_justify="left",
             box=box.SIMPLE_HEAD,
+            show_edge=False,
+            padding=(0, 1, 0, 0),
             border_style="quiet",
             header_style="quiet",
             pad_edge=False,
         )
         texts = self._texts()
+        widest = [max(map(len, column), default=0) for column in zip(*texts, strict=True)]
+        widest = widest or [0] * len(self.columns)
+        # Numbers, marks and short names stay on one line, unless the terminal is too narrow
+        # even for those: then wrapping beats cutting off.
+        firm = [self._firm(column, widest[column]) for column in range(len(self.columns))]
+        needed = [w if keep else min(w, 8) for w, keep in zip(widest, firm, strict=True)]
+        heads = [
+            max(w, *map(len, name.split() or [""]))
+            for w, name in zip(needed, self.columns, strict=True)
+        ]
+        if width is not None and sum(heads) + 2 * len(heads) > width:
+            firm = [False] * len(firm)
+        whole = sum(max(w, len(name)) for w, name in zip(widest, self.columns, strict=True))
+        tight = width is not None and whole + 2 * len(widest) > width
         for column, name in enumerate(self.columns):
-            widest = max((len(cells[column]) for cells in texts), default=0)
-            plain = all(isinstance(row[column], str) for row in self.rows)
+            head = fill(name, max(1, heads[column])) if firm[column] and tight else name
             table.add_column(
-                Text(name),
+                Text(head),
                 justify="right" if self._numeric(column) else "left",
-                # Numbers and marks stay on one line; text may wrap, names only when long.
-                min_width=min(widest, 16 if column == 0 else 8) if plain else widest,
+                no_wrap=firm[column],
                 style=self.styles.get(name, ""),
                 overflow="fold",
             )
@@ -104,6 +125,11 @@ class Table:
         )
         around = [f"**{self.title}**" if self.title else "", grid, self.note]
         return "\n\n".join(part for part in around if part) + "\n"
+
+    def _firm(self, column: int, widest: int) -> bool:
+        """Whether a column's cells stay on one line."""
+        plain = all(isinstance(row[column], str) for row in self.rows)
+        return not plain or widest <= (16 if column == 0 else 8)
 
     def _numeric(self, column: int) -> bool:
         return any(

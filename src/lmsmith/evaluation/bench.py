@@ -151,7 +151,7 @@ def run_bench(
             folder.finish(report.to_dict())
         except KeyboardInterrupt:
             raise InterruptedRunError(
-                f"stopped; {len(folder.rows)} results are kept in {folder.path}; "
+                f"stopped; {folder.count()} results are kept in {folder.path}; "
                 "run the same command again to go on from there"
             ) from None
     return report

@@ -16,12 +16,12 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lmsmith.errors import LmsmithError, StorageError, UsageError
+from lmsmith.errors import RunFolderBusyError, StorageError, UsageError
 from lmsmith.evaluation.environment import revision, versions
 
 CONFIG, ITEMS, MEASUREMENTS, REPORT = (
@@ -32,10 +32,6 @@ CONFIG, ITEMS, MEASUREMENTS, REPORT = (
 )
 _LOCK = ".lock"
 _TEMPORARY = ".writing-"
-
-
-class RunFolderBusyError(LmsmithError):
-    """Another process is writing the folder."""
 
 
 class RunFolder:
@@ -158,11 +154,17 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
             except OSError:
-                os.truncate(self.path / ITEMS, before)
+                with suppress(OSError):
+                    os.truncate(self.path / ITEMS, before)
                 raise
         added = [json.loads(line) for line in lines]
         self.rows.extend(added)
         return added
+
+    def count(self) -> int:
+        """Lines of `items.jsonl` on disk."""
+        path = self.path / ITEMS
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def measure(self, name: str, value: Any) -> Any:
         """Keep a value measured once; returns it as a later session will read it back."""
