@@ -156,8 +156,8 @@ class RowOutput:
         trace = self.trace
         trace.finish_reason = reason if self._stops.found is None else "stop"
         trace.tokens_kept = self.count
-        trace.seconds = time.perf_counter() - self._began
         event = self._event(text, trace)
+        trace.seconds = time.perf_counter() - self._began
         trace.first_seconds = trace.first_seconds or trace.seconds
         return event
 
