@@ -37,7 +37,16 @@ _HOME = {
     "score": "score",
 }
 
-__all__ = sorted(_HOME)
+__all__ = [
+    "ByteDecoder",
+    "ByteReader",
+    "ByteSamplerConfig",
+    "ByteTokens",
+    "CoveringTree",
+    "bits_per_byte",
+    "byte_logprobs",
+    "score",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -159,7 +159,7 @@ def check(
         "special": len(tokens.special_ids),
         "proper merges": tokens.proper,
         "pairs tested": pairs,
-        "wrong pairs": len(wrong),
+        "wrong pairs": wrong,
     }
     if json:
         show_json(found)
@@ -168,7 +168,7 @@ def check(
 
         results().print(table(model, ["what", "value"], [[k, str(v)] for k, v in found.items()]))
     if wrong:
-        raise UsageError(f"{len(wrong)} of {pairs} pairs differ from the tokenizer; report this")
+        raise UsageError(f"{wrong} of {pairs} pairs differ from the tokenizer; report this")
 
 
 def _text(text: str, file: Path | None) -> bytes:

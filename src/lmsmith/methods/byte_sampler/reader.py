@@ -14,7 +14,7 @@ over the 256 bytes and `stop` (entry 256): a 257-vector a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -90,8 +90,7 @@ class ByteBuckets:
         """The `ids` that have a byte after `walked`, and that byte, as tensors."""
         at = len(walked)
         kept, following = [], []
-        for token in ids:
-            token = int(token)
+        for token in map(int, ids):
             spelling = self._tokens.spelling[token] or self._tokens.added.get(token, b"")
             if len(spelling) > at and token < self._vocabulary:
                 kept.append(token)
@@ -444,14 +443,3 @@ class ByteReader:
 def normalise(masses: Tensor) -> Tensor:
     """Log-masses as log-probabilities: each vector sums to one  # [..., 257]."""
     return torch.log_softmax(masses, dim=-1)
-
-
-def report(tokens: ByteTokens) -> Mapping[str, object]:
-    """What is known of a vocabulary as bytes: kind, size, properness and the self-test."""
-    return {
-        "kind": tokens.kind,
-        "tokens": tokens.size,
-        "special": len(tokens.special_ids),
-        "proper": tokens.proper,
-        "wrong_pairs": tokens.self_test(),
-    }
