@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -65,6 +66,8 @@ def load_items(
     kind = path.suffix.lower()
     if kind in (".jsonl", ".csv", ".parquet") and not path.is_file():
         raise UsageError(f"no file {path}")
+    if kind not in (".jsonl", ".csv", ".parquet") and path.is_file():
+        raise UsageError(f"{path} is not a .jsonl, .csv or .parquet file")
     if kind == ".jsonl":
         rows: Iterable[Mapping[str, Any]] = _jsonl(path)
     elif kind == ".csv":
@@ -128,6 +131,27 @@ def _csv(path: Path, columns: Sequence[str] | None) -> Iterator[dict[str, Any]]:
             yield dict(zip(names, row, strict=True))
 
 
+@contextmanager
+def _cache_only_when_hub_is_silent() -> Iterator[None]:
+    """Look in the local cache alone when no hub answers; its clients would retry for long."""
+    import datasets.config
+    import httpx
+    import huggingface_hub.constants as hub
+
+    before = hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    try:
+        httpx.head(hub.ENDPOINT, timeout=5)
+        silent = False
+    except httpx.HTTPError:
+        silent = True
+    if silent:
+        hub.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        hub.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
 def _datasets(source: str | Path, name: str | None, split: str) -> Iterable[Mapping[str, Any]]:
     try:
         import datasets
@@ -136,7 +160,8 @@ def _datasets(source: str | Path, name: str | None, split: str) -> Iterable[Mapp
     try:
         if isinstance(source, Path):
             return datasets.Dataset.from_parquet(str(source))
-        return datasets.load_dataset(source, name, split=split)
+        with _cache_only_when_hub_is_silent():
+            return datasets.load_dataset(source, name, split=split)
     except Exception as error:  # its loaders raise whatever pyarrow or the network raised
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if isinstance(source, Path):
