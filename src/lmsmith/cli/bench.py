@@ -3,39 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from lmsmith.cli.output import DryRun, Json, emit, show
+from lmsmith.cli.output import emit, show
 from lmsmith.errors import UsageError
 
 
 def bench(
-    method: Annotated[str | None, Parameter(help="A method; without, what can be benched.")] = None,
+    method: str | None = None,
     /,
     *,
-    size: Annotated[
-        str,
-        Parameter(
-            help="smoke (under a minute), small (about an hour), full (the paper's own setting)."
-        ),
-    ] = "smoke",
-    model: Annotated[
-        list[str] | None, Parameter(negative=(), help="Model instead of the bench's; repeatable.")
-    ] = None,
-    out: Annotated[
-        Path | None, Parameter(help="Run folder; a stopped run in it goes on. [runs/METHOD-TIME]")
-    ] = None,
-    seed: Annotated[int, Parameter(help="Seed of everything drawn.")] = 0,
-    option: Annotated[
-        list[str] | None,
-        Parameter(negative=(), help="NAME=VALUE, an option of the bench; repeatable."),
-    ] = None,
-    json: Json = False,
-    dry_run: DryRun = False,
+    size: str = "smoke",
+    model: list[str] | None = None,
+    out: Path | None = None,
+    seed: int = 0,
+    option: list[str] | None = None,
+    json: bool = False,
+    dry_run: bool = False,
 ) -> int:
-    """Measure a method beside its baselines; exit code 1 when a declared bar was missed."""
+    """Measure a method beside its baselines; exit code 1 when a declared bar was missed.
+
+    Args:
+        method: A method or built-in bench; without one, what there is to bench.
+        size: smoke (under a minute), small (at most about an hour) or full (the paper's setting).
+        model: A model instead of the bench's own; repeatable.
+        out: Run folder, runs/METHOD-TIME without; a stopped run goes on.
+        seed: Seed of everything drawn.
+        option: NAME=VALUE, an option of the bench; repeatable.
+        json: Print one JSON document and nothing else.
+        dry_run: Print the resolved settings, and stop.
+    """
     from lmsmith.evaluation import bench as runner
 
     if method is None:

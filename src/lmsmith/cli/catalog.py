@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-from cyclopts import Parameter
+from typing import TYPE_CHECKING
 
 from lmsmith import cards
-from lmsmith.cli.output import Json, emit, facts, show
+from lmsmith.cli.output import emit, show, show_below, show_facts
 
 if TYPE_CHECKING:
-    from lmsmith.display.tables import Table
     from lmsmith.settings import SettingRow
 
+SOURCES = {
+    "read": "what was read and followed",
+    "inferred": "what the paper leaves open, and how it was filled",
+    "measured": "what was measured here rather than taken over",
+    "limits": "limits",
+}
 
-def list_methods(*, json: Json = False) -> None:
-    """List the methods."""
+
+def list_methods(*, json: bool = False) -> None:
+    """List the methods.
+
+    Args:
+        json: Print one JSON document and nothing else.
+    """
     found = cards.find().values()
     if json:
         emit([card.to_dict() for card in found])
@@ -30,13 +38,13 @@ def list_methods(*, json: Json = False) -> None:
     show(Table(columns, rows, styles={"method": "name"}))
 
 
-def info(
-    method: Annotated[str, Parameter(help="A name from `lmsmith list`.")],
-    /,
-    *,
-    json: Json = False,
-) -> None:
-    """Show what a method is, with every setting, default, unit and source."""
+def info(method: str, /, *, json: bool = False) -> None:
+    """Show what a method is, with every setting, default, unit and source.
+
+    Args:
+        method: A name from `lmsmith list`.
+        json: Print one JSON document and nothing else.
+    """
     card = cards.get(method)
     settings = card.load("config").describe() if "config" in card.entry else []
     if json:
@@ -46,25 +54,32 @@ def info(
 
     arxiv = f"arXiv {card.paper.arxiv}" if card.paper.arxiv else ""
     paper = (card.paper.title, card.paper.authors, card.paper.venue, arxiv)
-    show(
-        f"[name]{card.name}[/]: {escape(card.purpose)}",
-        facts(
-            {
-                "family": card.family,
-                "status": card.status,
-                "paper": "; ".join(filter(None, paper)),
-                "needs of a model": ", ".join(card.needs),
-                "models at once": card.models or "any number",
-                "commands": "\n".join(_commands(card)),
-                "folder": card.folder,
-            }
-        ),
+    show(f"[name]{card.name}[/]: {escape(card.purpose)}")
+    show_facts(
+        {
+            "family": card.family,
+            "status": card.status,
+            "paper": "; ".join(filter(None, paper)),
+            "needs of a model": ", ".join(card.needs),
+            "models at once": card.models or "any number",
+            "commands": "\n".join(_commands(card)),
+            "folder": card.folder,
+        }
     )
     if settings:
-        show(_settings_table(settings))
+        show("[heading]settings[/]")
+    for row in settings:
+        default = "none" if row.default is None else str(row.default)
+        show(f"  [name]{row.name}[/] = {escape(default)}  [quiet]{escape(_kind(row))}[/]")
+        show_below(escape(row.meaning), f"[quiet]source: {escape(row.source or 'not given')}[/]")
     for heading, lines in vars(card.sources).items():
         if lines:
-            show(f"[heading]{heading}[/]", *(f"- {escape(line)}" for line in lines), "")
+            show(f"[heading]{SOURCES[heading]}[/]")
+            show_below(*map(escape, lines))
+
+
+def _kind(row: SettingRow) -> str:
+    return f"{row.type}, {row.unit}" if row.unit else row.type
 
 
 def _origin(card: cards.Card) -> str:
@@ -78,21 +93,3 @@ def _commands(card: cards.Card) -> list[str]:
         "cli": f"lmsmith {card.name} --help",
     }
     return [command for kind, command in commands.items() if kind in card.entry]
-
-
-def _settings_table(settings: list[SettingRow]) -> Table:
-    from lmsmith.display.tables import Table
-
-    rows = [
-        [
-            row.name,
-            "none" if row.default is None else str(row.default),
-            row.type,
-            row.unit,
-            row.meaning,
-            row.source,
-        ]
-        for row in settings
-    ]
-    columns = ["setting", "default", "type", "unit", "meaning", "source"]
-    return Table(columns, rows, title="Settings", styles={"setting": "name"})

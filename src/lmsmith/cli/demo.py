@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
-from lmsmith.cli.output import Json, emit, show
+from lmsmith.cli.output import emit, show
 
 # Each ends inside a word, which is where a tokenizer's choice of tokens misleads a model.
 PROMPTS = (
@@ -17,20 +13,21 @@ PROMPTS = (
 )
 
 
-def demo(
-    *,
-    model: Annotated[str, Parameter(help="The model to show it on.")] = "smollm2-135m",
-    tokens: Annotated[int, Parameter(help="Bytes, or tokens, of each continuation.")] = 24,
-    json: Json = False,
-) -> None:
-    """Show prompts cut inside a word, continued plainly and byte by byte."""
+def demo(*, model: str = "smollm2-135m", length: int = 24, json: bool = False) -> None:
+    """Show prompts cut inside a word, continued plainly and byte by byte.
+
+    Args:
+        model: The model to show it on.
+        length: Bytes of each continuation; a third as many tokens for the plain one.
+        json: Print one JSON document and nothing else.
+    """
     from lmsmith import Sampling, generate, open_model
 
     lm = open_model(model)
     prompts = list(PROMPTS)
     greedy = Sampling(temperature=0.0)
-    plain = generate([lm], prompts, sampling=greedy, max_tokens=max(1, tokens // 3))
-    byte = generate([lm], prompts, method="byte-sampler", sampling=greedy, max_tokens=tokens)
+    plain = generate([lm], prompts, sampling=greedy, max_tokens=max(1, length // 3))
+    byte = generate([lm], prompts, method="byte-sampler", sampling=greedy, max_tokens=length)
     rows = [
         {"prompt": prompt, "plain": a.text, "byte-sampler": b.text}
         for prompt, a, b in zip(prompts, plain, byte, strict=True)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmsmith.cli.output import Json, emit, show
+from lmsmith.cli.output import emit, show
 
 
-def doctor(*, json: Json = False) -> int:
-    """Check whether this machine is ready; exit code 3 when something needed is missing."""
+def doctor(*, json: bool = False) -> int:
+    """Check whether this machine is ready; exit code 3 when something needed is missing.
+
+    Args:
+        json: Print one JSON document and nothing else.
+    """
     checks = examine()
     ready = all(check["ok"] for check in checks)
     if json:

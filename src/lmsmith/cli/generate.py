@@ -4,78 +4,84 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from lmsmith.cli.output import DryRun, Json, emit
+from lmsmith.cli.output import emit
 from lmsmith.errors import UsageError
 
 if TYPE_CHECKING:
     from lmsmith.cards import Card
-    from lmsmith.decoding.events import Event, Prompt, Request, Trace
-
-Flag = Parameter(negative=())
+    from lmsmith.decoding.events import Event, Prompt, Request, Sampling, Trace
 
 
 def generate(
-    model: Annotated[
-        str,
-        Parameter(
-            help="A known name, folder, hub id or .gguf file; A+B for a method that takes several."
-        ),
-    ],
-    prompt: Annotated[
-        str | None, Parameter(help="Text to continue; - reads standard input.")
-    ] = None,
+    model: str,
+    prompt: str | None = None,
     /,
     *,
-    method: Annotated[
-        str | None, Parameter(help="A name from `lmsmith list`; plain without.")
-    ] = None,
-    config: Annotated[Path | None, Parameter(help="TOML file with the method's settings.")] = None,
-    stdin: Annotated[bool, Flag, Parameter(help="Read the prompt from standard input.")] = False,
-    prompts: Annotated[
-        Path | None,
-        Parameter(help="File of prompts: one a line, or JSON lines with `prompt` or `messages`."),
-    ] = None,
-    batch_size: Annotated[int, Parameter(help="Most rows at work at once.")] = 32,
-    max_tokens: Annotated[int, Parameter(help="Most new tokens (bytes, for a byte method).")] = 128,
-    temperature: Annotated[
-        float, Parameter(help="Divides the logits; 0 takes the likeliest.")
-    ] = 1.0,
-    top_k: Annotated[int, Parameter(help="Keep the k likeliest; 0 keeps all.")] = 0,
-    top_p: Annotated[float, Parameter(help="Keep the likeliest that add up to this.")] = 1.0,
-    min_p: Annotated[float, Parameter(help="Drop less than this share of the likeliest.")] = 0.0,
-    seed: Annotated[int | None, Parameter(help="Seed of the draws.")] = None,
-    stop: Annotated[
-        list[str] | None, Parameter(negative=(), help="String that ends the text; repeatable.")
-    ] = None,
-    chat: Annotated[
-        bool, Parameter(negative="--raw", help="Put the prompt into the model's chat template.")
-    ] = False,
-    system: Annotated[str | None, Parameter(help="System message; implies --chat.")] = None,
-    adapter: Annotated[Path | None, Parameter(help="Folder of a PEFT LoRA adapter.")] = None,
-    dtype: Annotated[str, Parameter(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[str, Parameter(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    threads: Annotated[int | None, Parameter(help="CPU threads; torch's choice without.")] = None,
-    show: Annotated[bool, Flag, Parameter(help="Colour the text by the method's signal.")] = False,
-    json: Json = False,
-    dry_run: DryRun = False,
+    method: str | None = None,
+    config: Path | None = None,
+    prompts: Path | None = None,
+    batch_size: int = 32,
+    max_tokens: int = 128,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int | None = None,
+    stop: list[str] | None = None,
+    chat: Annotated[bool, Parameter(negative="--raw")] = False,
+    system: str | None = None,
+    adapter: Path | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    threads: int | None = None,
+    show: bool = False,
+    json: bool = False,
+    dry_run: bool = False,
     given: Mapping[str, Any] | None = None,
 ) -> None:
     """Continue a prompt, plainly or with a method.
 
-    With `--method M` the method's own settings are flags as well; `lmsmith generate --method M
-    --help` lists them.
+    With `--method M` the settings of M are options as well; `lmsmith generate --method M --help`
+    lists them.
+
+    Args:
+        model: A known name, folder, hub id or .gguf file; A+B for a method that takes several.
+        prompt: Text to continue; - reads standard input, less a final line break.
+        method: A name from `lmsmith list`; plain decoding without.
+        config: TOML file with settings of the method; options stand in front of it.
+        prompts: File of prompts: one a line, or JSON lines with `prompt` or `messages`.
+        batch_size: Most prompts at work at once.
+        max_tokens: Most new tokens, or bytes for a method that draws bytes.
+        temperature: Divides the logits; 0 takes the likeliest.
+        top_k: Keep the k likeliest; 0 keeps all.
+        top_p: Keep the likeliest that reach this probability together.
+        min_p: Drop what is less likely than this share of the likeliest.
+        seed: Seed of the draws.
+        stop: String that ends the text; repeatable.
+        chat: Put the prompt into the model's chat template.
+        system: System message; implies --chat.
+        adapter: Folder of a PEFT LoRA adapter.
+        dtype: auto, float32, bfloat16 or float16.
+        device: auto, cpu, cuda or cuda:N.
+        threads: CPU threads.
+        show: Colour the text by the method's own signal.
+        json: Print one JSON document and nothing else.
+        dry_run: Print the resolved settings and prompts, and stop.
+        given: Settings of the method, as they were given on the command line.
     """
+    from lmsmith.decoding.events import Sampling
+
     specs = _specs(model)
     card, settings = _method(method, config, given or {}, specs)
     requests = _requests(
-        _prompts(prompt, stdin, prompts, chat or system is not None, system),
-        dict(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        _prompts(prompt, prompts, chat or system is not None, system),
+        Sampling(temperature, top_k, top_p, min_p, seed),
         max_tokens,
         tuple(stop or ()),
     )
@@ -154,47 +160,39 @@ def _method(
 
 
 def _requests(
-    prompts: Iterable[Prompt], sampling: dict[str, Any], max_tokens: int, stop: tuple[str, ...]
+    prompts: Iterable[Prompt], sampling: Sampling, max_tokens: int, stop: tuple[str, ...]
 ) -> list[Request]:
-    from dataclasses import replace
+    """One request a prompt; rows that shared a seed would make the same draws."""
+    from lmsmith.decoding.events import Request
+    from lmsmith.decoding.sampling import check_sampling
 
-    from lmsmith.decoding.events import Request, Sampling
-
-    for name, value, allowed, what in (
-        ("temperature", sampling["temperature"], sampling["temperature"] >= 0, "0 or more"),
-        ("top-k", sampling["top_k"], sampling["top_k"] >= 0, "0 or more"),
-        ("top-p", sampling["top_p"], 0 < sampling["top_p"] <= 1, "above 0 and at most 1"),
-        ("min-p", sampling["min_p"], 0 <= sampling["min_p"] <= 1, "between 0 and 1"),
-        ("max-tokens", max_tokens, max_tokens >= 1, "at least 1"),
-        ("stop", "", "" not in stop, "a string of at least one character"),
-    ):
-        if not allowed:
-            raise UsageError(f"--{name} is {value!r}, but must be {what}")
-    base = Sampling(**sampling)
-    seed = base.seed
-    # Rows that shared a seed would make the same draws.
+    check_sampling(sampling)
+    if max_tokens < 1:
+        raise UsageError(f"--max-tokens is {max_tokens}, but must be at least 1")
+    if "" in stop:
+        raise UsageError("--stop is empty, but must be a string of at least one character")
+    seed = sampling.seed
     return [
         Request(
             prompt=prompt,
             max_tokens=max_tokens,
-            sampling=base if seed is None else replace(base, seed=seed + index),
+            sampling=sampling if seed is None else replace(sampling, seed=(seed + row) % 2**64),
             stop=stop,
         )
-        for index, prompt in enumerate(prompts)
+        for row, prompt in enumerate(prompts)
     ]
 
 
-def _prompts(
-    prompt: str | None, stdin: bool, file: Path | None, chat: bool, system: str | None
-) -> list[Prompt]:
-    if (prompt is not None) + stdin + (file is not None) != 1:
-        raise UsageError("give one of: a PROMPT, - for standard input, or --prompts FILE")
+def _prompts(prompt: str | None, file: Path | None, chat: bool, system: str | None) -> list[Prompt]:
+    if (prompt is None) == (file is None):
+        raise UsageError("give either a PROMPT (- for standard input) or --prompts FILE")
     if file is not None:
         found = list(_read_file(file))
         if not found:
             raise UsageError(f"{file} holds no prompts; write one a line")
-    elif stdin:
-        found = [_decode(sys.stdin.buffer.read(), "standard input")]
+    elif prompt == "-":
+        # The line break that `echo` adds is not part of what the user wants continued.
+        found = [_decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")]
     else:
         # Words of the command line that are not UTF-8 arrive with surrogates in their place.
         found = [_decode((prompt or "").encode("utf-8", "surrogateescape"), "PROMPT")]

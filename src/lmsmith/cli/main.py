@@ -1,38 +1,37 @@
-"""Entry point of `lmsmith`: dispatch to a command, and turn every failure into one line.
+"""Entry point of `lmsmith`: find the command, and turn every failure into one line.
 
-Not for: what any command does.
+Not for: reading options (`lmsmith.cli.parser`), or what any command does.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Sequence
-
-from cyclopts import App, CycloptsError, UnknownCommandError
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from lmsmith import __version__, cards
-from lmsmith.errors import LmsmithError, UnknownNameError, UsageError
+from lmsmith.errors import LmsmithError, UnknownNameError
 
+# Name, import path under lmsmith.cli, one line of help.
 COMMANDS = {
     "list": ("catalog:list_methods", "List the methods."),
-    "info": (
-        "catalog:info",
-        "Show what a method is, with every setting, default, unit and source.",
-    ),
+    "info": ("catalog:info", "Show what a method is, with every setting and its source."),
     "doctor": ("doctor:doctor", "Check whether this machine is ready."),
-    "models": ("models:app", "List, fetch and remove known models."),
+    "models": ("models:list_models", "List known models; pull and remove them."),
     "generate": ("generate:generate", "Continue a prompt, plainly or with a method."),
     "bench": ("bench:bench", "Measure a method beside its baselines."),
-    "runs": ("runs:runs", "Compare past runs."),
+    "runs": ("runs:runs", "List or compare past runs."),
     "report": ("runs:report", "Write docs/RESULTS.md and figures from bench reports."),
     "new": ("scaffold:new", "Start a method of your own from a working one."),
     "copy": ("scaffold:copy", "Take a method out of the package to edit it."),
-    "demo": ("demo:demo", "Show a prompt cut inside a word, continued plainly and byte by byte."),
+    "demo": ("demo:demo", "Show prompts cut inside a word, continued plainly and byte by byte."),
 }
-
-# Commands that take a method's settings as flags, and so need to know the method to be parsed.
-METHOD_FLAGS = ("generate",)
+# What may follow a command to do something else.
+VERBS = {"models": ("models:pull", "models:remove")}
+# Commands that only show something; without options they do not wait for the parser.
+BARE = ("list", "models")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The words after `lmsmith`; those of this process when left out.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    options = words[: words.index("--")] if "--" in words else words
-    debug = "--debug" in options
+    debug = "--debug" in words[: words.index("--") if "--" in words else len(words)]
     if debug:
         words.remove("--debug")
     # What transformers and the hub client have to say is not meant for the user of a command.
@@ -51,79 +49,77 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        result = build(words)(
-            words, exit_on_error=False, print_error=False, result_action="return_value"
-        )
+        result = run(words)
         sys.stdout.flush()
-        return result if isinstance(result, int) and not isinstance(result, bool) else 0
+        return result if isinstance(result, int) else 0
     except BrokenPipeError:
         # The reader has seen enough. What is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return _fail("stopped", 130, debug)
-    except UnknownCommandError as error:
-        name, known = (error.unused_tokens or [""])[0], error.app or ()
-        near = UnknownNameError("command", name, [k for k in known if not k.startswith("-")])
-        return _fail(str(near), 2, debug)
-    except CycloptsError as error:
-        return _fail(str(error), 2, debug)
     except LmsmithError as error:
         return _fail(str(error), error.exit_code, debug)
     except Exception as error:
-        text = f"unexpected {type(error).__name__}: {error}"
-        return _fail(text if debug else f"{text}; run again with --debug", 1, debug)
+        hint = "" if debug else "; run again with --debug"
+        return _fail(f"unexpected {type(error).__name__}: {error}{hint}", 1, debug)
 
 
-def build(words: Sequence[str]) -> App:
-    """The application, with the commands that `words` may need."""
-    app = App(
-        name="lmsmith",
-        version=f"lmsmith {__version__}",
-        help="A workbench for open-weight language models: methods from the literature, one "
-        "command away, each measured beside its baseline.",
-        help_epilogue="`--debug` shows the traceback behind an error.",
-        suppress_keyboard_interrupt=False,
-    )
-    for name, (path, help) in COMMANDS.items():
-        app.command(f"lmsmith.cli.{path}", name=name, help=help)
-    command = words[0] if words else ""
-    if command in METHOD_FLAGS:
-        _with_method_flags(app, command, words)
-    if command not in COMMANDS:
-        methods = [card for card in cards.find().values() if "cli" in card.entry]
-        for card in methods:
-            _add_verbs(app, card, command)
-        if command and not command.startswith("-") and command not in app:
-            raise UnknownNameError(
-                "command", command, [*COMMANDS, *(card.name for card in methods)]
-            )
-    return app
+def run(words: Sequence[str]) -> object:
+    """Run the command that `words` ask for and return what it returns.
+
+    Raises:
+        LmsmithError: Anything a user can cause.
+    """
+    if not words or words[0] in ("--help", "-h"):
+        sys.stdout.write(help_page())
+        return 0
+    if words[0] == "--version":
+        sys.stdout.write(f"lmsmith {__version__}\n")
+        return 0
+    if len(words) == 1 and words[0] in BARE:
+        return _function(COMMANDS[words[0]][0])()
+    if words[0] in COMMANDS:
+        from lmsmith.cli import parser
+
+        verbs = [_function(path) for path in VERBS.get(words[0], ())]
+        return parser.run(words, _function(COMMANDS[words[0]][0]), verbs)
+    methods = {name: card for name, card in cards.find().items() if "cli" in card.entry}
+    if words[0] not in methods:
+        raise UnknownNameError("command", words[0], [*COMMANDS, *methods])
+    from lmsmith.cli import parser
+
+    return parser.run(words, methods[words[0]].load("cli"))
 
 
-def _add_verbs(app: App, card: cards.Card, command: str) -> None:
-    if card.name in COMMANDS:
-        raise UsageError(f"{card.folder / 'card.toml'}: {card.name!r} is a command of lmsmith")
-    if card.name == command:
-        app.command(card.load("cli"), name=card.name)
-    else:
-        app.command(card.entry["cli"], name=card.name, help=card.purpose, group="Methods")
+def _function(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(f"lmsmith.cli.{module}"), name)
 
 
-def _with_method_flags(app: App, command: str, words: Sequence[str]) -> None:
-    from lmsmith.cli import flags
+def help_page() -> str:
+    """What `lmsmith --help` prints."""
+    verbs = {name: card.purpose for name, card in cards.find().items() if "cli" in card.entry}
+    options = {
+        "COMMAND --help": "What a command takes.",
+        "--json": "One JSON document on standard output, for every command.",
+        "--debug": "The traceback behind an error.",
+        "--version": "Print the version.",
+    }
+    parts = [
+        "Usage: lmsmith COMMAND ...",
+        "A workbench for open-weight language models: methods from the literature, one command\n"
+        "away, each measured beside its baseline.",
+        _section("Commands", {name: help for name, (_, help) in COMMANDS.items()}),
+        _section("Methods with commands of their own", verbs) if verbs else "",
+        _section("Options", options),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
-    method = flags.value_of("--method", words)
-    if method is None:
-        return
-    import importlib
 
-    module, _, attribute = COMMANDS[command][0].partition(":")
-    function = getattr(importlib.import_module(f"lmsmith.cli.{module}"), attribute)
-    del app[command]
-    app.command(
-        flags.with_settings(function, cards.get(method)), name=command, help=COMMANDS[command][1]
-    )
+def _section(title: str, rows: dict[str, str]) -> str:
+    width = max(map(len, rows)) + 2
+    return "\n".join([title, *(f"  {name:<{width}}{text}" for name, text in rows.items())])
 
 
 def _fail(message: str, code: int, debug: bool) -> int:

@@ -1,4 +1,4 @@
-"""What every command shares: the `--json` option, and how a result reaches standard output.
+"""How a result reaches standard output.
 
 Not for: laying tables out (`lmsmith.display`).
 """
@@ -7,24 +7,11 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Parameter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lmsmith.display.tables import Table
-
-Json = Annotated[
-    bool,
-    Parameter(name="--json", negative=(), help="Print one JSON document and nothing else."),
-]
-DryRun = Annotated[
-    bool,
-    Parameter(
-        name="--dry-run", negative=(), help="Print the resolved settings and plan, and stop."
-    ),
-]
 
 
 def emit(document: Any) -> None:
@@ -46,11 +33,25 @@ def show(*shown: Table | str) -> None:
         console().print(piece if isinstance(piece, str) else piece.rich())
 
 
-def facts(rows: Mapping[str, Any] | Sequence[tuple[str, Any]]) -> Table:
-    """A table of names and values; what is empty is left out."""
-    from lmsmith.display.tables import Table
+def show_facts(facts: Mapping[str, object]) -> None:
+    """Print names and values in two columns; what is empty is left out."""
+    from rich.table import Table
+    from rich.text import Text
 
-    pairs = rows.items() if isinstance(rows, Mapping) else rows
-    return Table(
-        ["", " "], [[n, str(v)] for n, v in pairs if v not in ("", None)], styles={"": "quiet"}
-    )
+    from lmsmith.display.theme import console
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in facts.items():
+        if value not in ("", None):
+            grid.add_row(Text(f"  {name}", style="quiet"), Text(str(value)))
+    console().print(grid)
+
+
+def show_below(*lines: str) -> None:
+    """Print lines indented under what was shown last; wrapped ones stay indented."""
+    from rich.padding import Padding
+
+    from lmsmith.display.theme import console
+
+    for line in lines:
+        console().print(Padding(line, (0, 0, 0, 4), expand=False))

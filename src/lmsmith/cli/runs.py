@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from lmsmith.cli.output import Json, emit, say, show
+from lmsmith.cli.output import emit, say, show
 
 
-def runs(
-    *folders: Annotated[
-        Path, Parameter(help="Run folders to compare, or one folder of runs to list. [runs]")
-    ],
-    json: Json = False,
-) -> None:
-    """List past runs, or compare some of them side by side."""
+def runs(*folders: Path, json: bool = False) -> None:
+    """List past runs, or compare some of them side by side.
+
+    Args:
+        folders: Run folders to compare, or one folder of runs to list; `runs` without.
+        json: Print one JSON document and nothing else.
+    """
     from lmsmith.evaluation.report import Report, compare, list_runs, runs_table
 
     if len(folders) > 1:
@@ -39,12 +36,14 @@ def runs(
         say(f"no runs in {base}; make one with: lmsmith bench METHOD")
 
 
-def report(
-    *folders: Annotated[Path, Parameter(help="Folders with bench reports. [results]")],
-    out: Annotated[Path, Parameter(help="The page to write.")] = Path("docs/RESULTS.md"),
-    json: Json = False,
-) -> None:
-    """Gather bench reports on one page, with their figures beside it."""
+def report(*folders: Path, out: Path = Path("docs/RESULTS.md"), json: bool = False) -> None:
+    """Gather bench reports on one page, with their figures beside it.
+
+    Args:
+        folders: Folders with bench reports; `results` without.
+        out: The page to write.
+        json: Print one JSON document and nothing else.
+    """
     from lmsmith.evaluation.report import collect
 
     page = collect(folders or (Path("results"),), out)

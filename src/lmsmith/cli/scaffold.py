@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from lmsmith import cards, scaffold
-from lmsmith.cli.output import Json, emit, show
+from lmsmith.cli.output import emit, show
 
 
-def new(
-    name: Annotated[str, Parameter(help="Its name on the command line, such as my-method.")],
-    /,
-    *,
-    dir: Annotated[Path, Parameter(help="Where its folder goes.")] = Path(),
-    json: Json = False,
-) -> None:
-    """Start a method of your own from a working one, with a test that passes at once."""
+def new(name: str, /, *, dir: Path = Path(), json: bool = False) -> None:
+    """Start a method of your own from a working one, with a test that passes at once.
+
+    Args:
+        name: Its name on the command line, such as my-method.
+        dir: Where its folder goes.
+        json: Print one JSON document and nothing else.
+    """
     _tell(scaffold.new(name, dir), json)
 
 
-def copy(
-    method: Annotated[str, Parameter(help="A name from `lmsmith list`.")],
-    folder: Annotated[Path, Parameter(help="The new folder; the copy takes its name.")],
-    /,
-    *,
-    json: Json = False,
-) -> None:
-    """Take a method out of the package to edit it; the copy gets its own name."""
+def copy(method: str, folder: Path, /, *, json: bool = False) -> None:
+    """Take a method out of the package to edit it; the copy gets its own name.
+
+    Args:
+        method: A name from `lmsmith list`.
+        folder: The new folder; the copy takes its name.
+        json: Print one JSON document and nothing else.
+    """
     _tell(scaffold.copy(cards.get(method), folder), json)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lmsmith.decoding.events import Sampling
@@ -11,6 +12,8 @@ from lmsmith.evaluation.bench import Bench, declare
 from lmsmith.evaluation.items import Item, number_items
 
 from .config import TemplateMethodConfig
+
+Scores = Mapping[str, Any]
 
 PROMPTS = ("The sea was", "In the morning", "A good friend", "The old house")
 MODELS = {size: ["smollm2-135m"] for size in ("smoke", "small", "full")}
@@ -29,26 +32,23 @@ def bench(bench: Bench) -> None:
         {"prompt": PROMPTS[i % len(PROMPTS)]} for i in range(bench.options["items"])
     )
 
-    def arm(config: TemplateMethodConfig | None) -> Any:
-        def score(batch: list[Item]) -> list[dict[str, Any]]:
-            done = [
-                generate(
-                    lm,
-                    [item["prompt"]],
-                    method=None if config is None else "template-method",
-                    config=config,
-                    sampling=Sampling(seed=bench.seed_for(item.id)),
-                    max_tokens=bench.options["tokens"],
-                )[0]
-                for item in batch
-            ]
+    def arm(config: TemplateMethodConfig | None) -> Callable[[list[Item]], list[Scores]]:
+        def score(batch: list[Item]) -> list[Scores]:
+            done = generate(
+                lm,
+                [item["prompt"] for item in batch],
+                method=None if config is None else "template-method",
+                config=config,
+                sampling=[Sampling(seed=bench.seed_for(item.id)) for item in batch],
+                max_tokens=bench.options["tokens"],
+            )
             return [{"bits": bits_per_token(c.logprobs), "text": c.text} for c in done]
 
         return score
 
-    plain = bench.run("plain", items, arm(None))
-    same = bench.run("factor 1", items, arm(TemplateMethodConfig(factor=1.0)))
-    sharp = bench.run("template-method", items, arm(TemplateMethodConfig()))
+    plain = bench.run("plain", items, arm(None), batch_size=32)
+    same = bench.run("factor 1", items, arm(TemplateMethodConfig(factor=1.0)), batch_size=32)
+    sharp = bench.run("template-method", items, arm(TemplateMethodConfig()), batch_size=32)
     bench.table(
         "own text",
         "surprise",
@@ -68,6 +68,6 @@ def bench(bench: Bench) -> None:
     )
 
 
-def bits_per_token(logprobs: tuple[float, ...] | list[float]) -> float:
+def bits_per_token(logprobs: Sequence[float]) -> float:
     """Mean surprise of a text, in bits."""
     return -sum(logprobs) / max(1, len(logprobs)) / math.log(2)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmsmith.decoding.events import Sampling
-from lmsmith.decoding.generate import generate
+from lmsmith.decoding.events import Request, Sampling
+from lmsmith.decoding.generate import complete
+from lmsmith.decoding.plain import PlainDecoder
 from lmsmith.errors import ConfigError
 from lmsmith.testing import tiny_lm
 
@@ -23,16 +24,19 @@ def test_a_negative_factor_is_refused():
         TemplateMethodConfig(factor=-1.0)
 
 
-def test_factor_one_is_plain_decoding():
+def run(factor: float | None, sampling: Sampling) -> tuple[int, ...]:
+    """What a tiny model draws after a prompt; plainly where there is no factor."""
     lm = tiny_lm("llama")
-    run = {"sampling": Sampling(seed=0), "max_tokens": 12}
-    same = generate(lm, ["ab"], decoder=make([lm], TemplateMethodConfig(factor=1.0)), **run)
-    assert [c.ids for c in same] == [c.ids for c in generate(lm, ["ab"], **run)]
+    decoder = PlainDecoder(lm)
+    if factor is not None:
+        decoder = make([lm], TemplateMethodConfig(factor=factor))
+    return complete(decoder, [Request("ab", max_tokens=12, sampling=sampling)])[0].ids
+
+
+def test_factor_one_is_plain_decoding():
+    sampling = Sampling(seed=0)
+    assert run(1.0, sampling) == run(None, sampling)
 
 
 def test_factor_zero_is_greedy():
-    lm = tiny_lm("llama")
-    cold = make([lm], TemplateMethodConfig(factor=0.0))
-    greedy = generate(lm, ["ab"], sampling=Sampling(temperature=0), max_tokens=12)
-    done = generate(lm, ["ab"], decoder=cold, sampling=Sampling(seed=1), max_tokens=12)
-    assert done[0].ids == greedy[0].ids
+    assert run(0.0, Sampling(seed=1)) == run(None, Sampling(temperature=0.0))
