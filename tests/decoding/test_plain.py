@@ -14,6 +14,9 @@ from lmsmith.decoding import plain
 from lmsmith.decoding.events import Request, Sampling
 from lmsmith.decoding.generate import complete
 from lmsmith.decoding.plain import PlainDecoder
+from lmsmith.decoding.rows import RowOutput
+from lmsmith.decoding.sampling import generator_for, sample
+from lmsmith.decoding.text import TokenText
 from lmsmith.errors import LmsmithError, UsageError
 from lmsmith.testing import FAMILIES, tiny_lm
 from lmsmith.testing.decoder_suite import check_decoder
@@ -202,6 +205,36 @@ class TestTheEnd:
         assert decoder.retire(rows[0]) is None and decoder.retire(12345) is None
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(seed=3)], ids=str)
+def test_going_on_from_a_row_that_another_decoder_began(lm, sampling):
+    """Adopting after the first token gives what plain decoding gives from the beginning."""
+    request = Request("The token", 10, sampling, ignore_eos=True)
+    [whole] = run(lm, request)
+    decoder = PlainDecoder(lm)
+    row = decoder.session.add(lm.prompt_ids(request.prompt))
+    logits = decoder.session.feed({row: []}).logits
+    generator = generator_for(sampling)
+    drawn = sample(logits, sampling, [generator])
+    output = RowOutput(row, request, TokenText(lm.tokenizer))
+    events = [
+        decoder.adopt(row, output, int(drawn.ids), float(drawn.logprobs), sampling, generator)
+    ]
+    while decoder.active:
+        events += decoder.step()
+    assert tuple(one for event in events if event for one in event.ids) == whole.ids
+    assert "".join(event.text for event in events if event) == whole.text
+    assert decoder.session.rows == []
+
+
+def test_adopting_a_row_that_ends_at_once(lm):
+    decoder = PlainDecoder(lm)
+    row = decoder.session.add([5])
+    output = RowOutput(row, Request([5], 1), TokenText(lm.tokenizer))
+    event = decoder.adopt(row, output, 7, -1.0, GREEDY, torch.Generator(), {"mode": 1})
+    assert event.trace.finish_reason == "length" and event.info == {"mode": 1}
+    assert decoder.active == 0 and decoder.session.rows == []
+
+
 class TestPrompts:
     def test_text_bytes_and_ids_are_the_same_prompt(self, lm):
         forms = "The 你好", "The 你好".encode(), lm.encode("The 你好")
@@ -226,7 +259,8 @@ class TestPrompts:
             ("a " * 300, "256"),
             (7, "int"),
             (None, "NoneType"),
-            ([10**6], "1000000"),
+            ([5, 10**6, 7], "1000000"),
+            ([5, -1], "-1"),
         ],
         ids=str,
     )
@@ -234,7 +268,7 @@ class TestPrompts:
         decoder = PlainDecoder(lm)
         with pytest.raises(UsageError) as caught:
             decoder.admit(Request(prompt))
-            decoder.step()
+        assert decoder.active == 0 and decoder.session.rows == []
         assert says in str(caught.value) and "\n" not in str(caught.value)
 
     @pytest.mark.parametrize(

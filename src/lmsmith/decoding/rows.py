@@ -42,7 +42,7 @@ def prompt_ids(lm: Any, prompt: Prompt) -> list[int]:
 
     Raises:
         UsageError: Bytes that are not UTF-8, an empty prompt, one longer than the model's context,
-            or something that is no prompt.
+            an id outside the vocabulary, or something that is no prompt.
     """
     if isinstance(prompt, bytes | bytearray):
         prompt = text_of(bytes(prompt))
@@ -50,7 +50,12 @@ def prompt_ids(lm: Any, prompt: Prompt) -> list[int]:
         raise UsageError(
             f"a prompt is text, bytes, token ids or messages, not {type(prompt).__name__}"
         )
-    return list(lm.prompt_ids(prompt))
+    ids = list(lm.prompt_ids(prompt))
+    # Found now: later it would stop a step that serves other rows too.
+    for one in (min(ids), max(ids)):
+        if not 0 <= one < lm.vocabulary:
+            raise UsageError(f"token id {one} is outside the vocabulary of {lm.vocabulary} tokens")
+    return ids
 
 
 class RowOutput:
