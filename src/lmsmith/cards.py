@@ -31,6 +31,7 @@ from lmsmith.errors import (
 
 ENTRY_POINT_GROUP = "lmsmith.methods"
 FOLDERS_VARIABLE = "LMSMITH_METHODS"
+BUILT_IN = Path(__file__).parent / "methods"
 FAMILIES = ("decode", "train", "measure", "agents", "defend")
 STATUSES = ("stable", "experimental")
 NEEDS = ("adapter", "bpe", "chat", "embedding", "hidden", "logits", "sentencepiece-bpe")
@@ -213,7 +214,7 @@ def find() -> dict[str, Card]:
     Raises:
         ConfigError: A card is wrong, or a name is taken twice.
     """
-    found = _by_name(read(folder, "built-in") for folder in _folders(_builtin_root()))
+    found = _by_name(read(folder, "built-in") for folder in _folders(BUILT_IN))
     for name, card in _by_name(_packaged()).items():
         if name in found:
             raise ConfigError(
@@ -236,10 +237,6 @@ def get(name: str) -> Card:
     if name not in cards:
         raise UnknownNameError("method", name, cards)
     return cards[name]
-
-
-def _builtin_root() -> Path:
-    return Path(__file__).parent / "methods"
 
 
 def _folders(root: Path) -> list[Path]:

@@ -100,7 +100,7 @@ def _storage() -> list[dict[str, Any]]:
     place = root
     while not place.exists():
         place = place.parent
-    if not os.access(place, os.W_OK):
+    if not (place.is_dir() and os.access(place, os.W_OK)):
         hint = "set LMSMITH_CACHE to a folder that can be written"
         return [_row("model cache", f"{root} cannot be written", False, hint)]
     free = shutil.disk_usage(place).free / 1e9

@@ -29,7 +29,7 @@ COMMANDS = {
     "demo": ("demo:demo", "Show prompts cut inside a word, continued plainly and byte by byte."),
 }
 # What may follow a command to do something else.
-VERBS = {"models": ("models:pull", "models:remove")}
+VERBS = {"models": {"list": "models:list_models", "pull": "models:pull", "remove": "models:remove"}}
 # Commands that only show something; without options they do not wait for the parser.
 BARE = ("list", "models")
 
@@ -82,7 +82,7 @@ def run(words: Sequence[str]) -> object:
     if words[0] in COMMANDS:
         from lmsmith.cli import parser
 
-        verbs = [_function(path) for path in VERBS.get(words[0], ())]
+        verbs = {verb: _function(path) for verb, path in VERBS.get(words[0], {}).items()}
         return parser.run(words, _function(COMMANDS[words[0]][0]), verbs)
     methods = {name: card for name, card in cards.find().items() if "cli" in card.entry}
     if words[0] not in methods:

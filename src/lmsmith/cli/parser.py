@@ -6,10 +6,10 @@ Not for: checking values beyond their type; commands and settings classes do tha
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnusedCliTokensError
 
 from lmsmith.errors import UnknownNameError, UsageError
 
@@ -28,14 +28,14 @@ _DASH = "\ufdd0"
 def run(
     words: Sequence[str],
     command: Callable[..., Any] | App,
-    verbs: Sequence[Callable[..., Any]] = (),
+    verbs: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Any:
     """Read the options in `words` and call the command.
 
     Args:
         words: The command's name, then what it is given.
         command: A function, or the application of a method's verbs.
-        verbs: Functions that the command's first word may pick instead.
+        verbs: Functions that the word after the command may pick instead, by that word.
 
     Raises:
         UsageError: An unknown option or verb, a missing argument, or a value of the wrong type.
@@ -54,19 +54,19 @@ def run(
         suppress_keyboard_interrupt=False,
     )
     app.command(command, name=name)
-    for verb in verbs:
-        app[name].command(verb)
+    for verb, other in (verbs or {}).items():
+        app[name].command(other, name=verb)
     try:
         function, bound, _ = app.parse_args(
             [name, *(_DASH if word == "-" else word for word in rest)],
             exit_on_error=False,
             print_error=False,
         )
-    except UnknownCommandError as error:
-        word, known = (error.unused_tokens or [""])[0], error.app or ()
-        names = [other for other in known if not other.startswith("-")]
-        raise UnknownNameError(f"{name} command", word, names) from error
     except CycloptsError as error:
+        names = [other for other in app[name] if not other.startswith("-")]
+        if names and isinstance(error, UnknownCommandError | UnusedCliTokensError):
+            word = (error.unused_tokens or [""])[0]
+            raise UnknownNameError(f"{name} command", word, names) from error
         text = str(error).rstrip(".")
         hint = "" if text.endswith("?") else f"; see lmsmith {name} --help"
         raise UsageError(f"{text[:1].lower()}{text[1:]}{hint}") from error

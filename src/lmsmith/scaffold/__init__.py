@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -36,11 +37,12 @@ def new(name: str, directory: Path) -> Path:
         raise UsageError(f"there is already a method {words!r}; choose another name")
     package = words.replace("-", "_")
     _check_package(package)
+    built_in = directory.resolve() == cards.BUILT_IN.resolve()
     return _copy(
         TEMPLATE,
         directory / package,
         {
-            "lmsmith.scaffold.template": package,
+            "lmsmith.scaffold.template": f"lmsmith.methods.{package}" if built_in else package,
             "template_method": package,
             "template-method": words,
             "TemplateMethod": "".join(word.capitalize() for word in words.split("-")),
@@ -68,9 +70,9 @@ def copy(card: cards.Card, folder: Path) -> Path:
     # What the card's entries have in common is the package they live in.
     old = {target.partition(":")[0].rpartition(".")[0] for target in card.entry.values()}
     changed = {path: package for path in old if path}
-    return _copy(
-        card.folder, folder, changed | {f'"{card.name}"': f'"{package.replace("_", "-")}"'}
-    )
+    name = package.replace("_", "-")
+    words = {f'"{card.name}"': f'"{name}"', f"`{card.name}`": f"`{name}`"}
+    return _copy(card.folder, folder, changed | words)
 
 
 def _check_package(package: str) -> None:
@@ -82,12 +84,15 @@ def _copy(source: Path, target: Path, replaced: dict[str, str]) -> Path:
     if target.exists():
         raise UsageError(f"{target} is there already; remove it or choose another name")
 
+    # Whole dotted paths and words only, never a part of a longer one; class names go on.
+    patterns = {
+        re.compile(rf"(?<![\w.-]){re.escape(old)}(?![a-z0-9_-])"): fresh
+        for old, fresh in replaced.items()
+    }
+
     def rename(text: str) -> str:
-        for old, fresh in replaced.items():
-            # A whole dotted path or quoted word, never a part of a longer one.
-            text = re.sub(
-                rf"(?<![\w.-]){re.escape(old)}(?![\w-])|{re.escape(old)}(?=[A-Z])", fresh, text
-            )
+        for pattern, fresh in patterns.items():
+            text = pattern.sub(fresh, text)
         return text
 
     try:
@@ -95,20 +100,16 @@ def _copy(source: Path, target: Path, replaced: dict[str, str]) -> Path:
             inside = path.relative_to(source)
             if not path.is_file() or any(part in _SKIPPED for part in inside.parts):
                 continue
-            place = target / rename_path(inside, replaced)
+            name = path.name
+            for old, fresh in replaced.items():
+                name = name.replace(old, fresh)
+            place = target / inside.with_name(name)
             place.parent.mkdir(parents=True, exist_ok=True)
             if path.suffix in (".py", ".toml", ".md"):
                 place.write_text(rename(path.read_text("utf-8")), "utf-8")
             else:
                 place.write_bytes(path.read_bytes())
     except OSError as error:
+        shutil.rmtree(target, ignore_errors=True)
         raise StorageError(f"cannot write {target}: {error.strerror}") from error
     return target
-
-
-def rename_path(path: Path, replaced: dict[str, str]) -> Path:
-    """A file's place in the copy, where its name follows the method's."""
-    name = path.name
-    for old, fresh in replaced.items():
-        name = name.replace(old, fresh)
-    return path.with_name(name)

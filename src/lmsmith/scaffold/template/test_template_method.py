@@ -8,11 +8,10 @@ from lmsmith.decoding.events import Request, Sampling
 from lmsmith.decoding.generate import complete
 from lmsmith.decoding.plain import PlainDecoder
 from lmsmith.errors import ConfigError
+from lmsmith.scaffold.template.config import TemplateMethodConfig
+from lmsmith.scaffold.template.controller import sharpen
+from lmsmith.scaffold.template.decoder import make
 from lmsmith.testing import tiny_lm
-
-from .config import TemplateMethodConfig
-from .controller import sharpen
-from .decoder import make
 
 
 def test_the_temperature_is_multiplied():

@@ -1,0 +1,5 @@
+"""`python -m lmsmith` is `lmsmith`."""
+
+from lmsmith.cli.main import main
+
+raise SystemExit(main())

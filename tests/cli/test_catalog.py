@@ -1,0 +1,119 @@
+"""`list`, `info`, `models`, `doctor`, `runs` and help: everything that only shows something."""
+
+import pytest
+
+from lmsmith import cards
+from lmsmith.cli.main import COMMANDS
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_help_names_every_command_and_method(lmsmith, words):
+    done = lmsmith(*words)
+    assert done.code == 0
+    for name in [*COMMANDS, *(n for n, card in cards.find().items() if "cli" in card.entry)]:
+        assert f"\n  {name} " in done.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_of_every_command_is_explained(lmsmith, name):
+    done = lmsmith(name, "--help")
+    assert (done.code, done.err) == (0, "")
+    assert "--json" in done.out
+    import inspect
+
+    from docstring_parser import parse
+
+    from lmsmith.cli.main import _function
+
+    function = _function(COMMANDS[name][0])
+    explained = {p.arg_name for p in parse(function.__doc__).params}
+    assert explained == set(inspect.signature(function).parameters)
+
+
+def test_list_and_info_tell_what_the_card_says(lmsmith):
+    [row] = [row for row in lmsmith("list", "--json").document if row["name"] == "byte-sampler"]
+    assert row == cards.get("byte-sampler").to_dict()
+    info = lmsmith("info", "byte-sampler", "--json").document
+    assert info["paper"]["arxiv"] == "2506.14123"
+    assert {"name", "default", "type", "unit", "meaning", "source"} == set(info["settings"][0])
+    shown = " ".join(lmsmith("info", "byte-sampler").out.split())
+    for row in info["settings"]:
+        assert row["name"] in shown and " ".join(row["source"].split()) in shown
+    for lines in info["sources"].values():
+        assert all(line in shown for line in lines)
+
+
+def test_list_names_families_and_origins(lmsmith, methods):
+    (methods / "mine").mkdir()
+    (methods / "mine" / "card.toml").write_text('name = "mine-own"\npurpose = "Nothing."\n')
+    out = lmsmith("list").out
+    assert "byte-sampler" in out and "mine-own" in out
+    assert "No methods" not in out
+
+
+def test_info_of_a_method_without_settings(lmsmith, methods):
+    (methods / "mine").mkdir()
+    (methods / "mine" / "card.toml").write_text(
+        'name = "mine-own"\npurpose = "Nothing [at] all."\n'
+    )
+    done = lmsmith("info", "mine-own")
+    assert done.code == 0
+    assert "mine-own: Nothing [at] all." in done.out
+
+
+def test_models_tells_where_each_comes_from(lmsmith):
+    rows = {row["name"]: row for row in lmsmith("models", "--json").document}
+    assert set(rows) >= {
+        "smollm2-135m",
+        "gemma-3-270m",
+        "qwen2.5-coder-0.5b",
+        "qwen2.5-coder-1.5b",
+        "minilm",
+    }
+    assert all(row["licence"] for row in rows.values())
+    assert lmsmith("models").out.count("smollm2-135m") == 1
+    assert lmsmith("models", "list", "--json").document == list(rows.values())
+
+
+def test_models_remove_of_what_is_not_there_says_so(lmsmith, tmp_path, monkeypatch):
+    monkeypatch.setenv("LMSMITH_CACHE", str(tmp_path))
+    done = lmsmith("models", "remove", "minilm")
+    assert done.code == 0
+    assert not any(row["on_disk"] for row in lmsmith("models", "--json").document)
+
+
+def test_doctor_is_content_with_this_machine(lmsmith):
+    document = lmsmith("doctor", "--json").document
+    assert {"torch", "transformers", "CPU cores", "model cache", "methods"} <= {
+        check["what"] for check in document["checks"]
+    }
+    assert document["ready"] == all(check["ok"] for check in document["checks"])
+    assert [c for c in document["checks"] if not c["ok"]] == []
+
+
+def test_doctor_finds_a_method_that_cannot_be_loaded(lmsmith, methods):
+    (methods / "ill").mkdir()
+    (methods / "ill" / "card.toml").write_text(
+        'name = "ill-method"\npurpose = "Nothing."\n[entry]\nbench = "ill.bench:bench"\n'
+    )
+    done = lmsmith("doctor")
+    assert done.code == 3
+    assert "Not ready" in done.out and "No module named 'ill.bench'" in " ".join(done.out.split())
+
+
+def test_doctor_finds_a_cache_that_cannot_be_made(lmsmith, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LMSMITH_CACHE", str(tmp_path / "file" / "cache"))
+    done = lmsmith("doctor")
+    assert done.code == 3
+    assert "LMSMITH_CACHE" in done.out
+
+
+def test_runs_and_report_of_nothing(lmsmith, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert lmsmith("runs", "--json").document == []
+    done = lmsmith("runs")
+    assert (done.code, done.out) == (0, "") and "no runs in runs" in done.err
+    (tmp_path / "results").mkdir()
+    done = lmsmith("report")
+    assert done.code == 2 and "no report under results" in done.line
