@@ -110,6 +110,7 @@ def test_without_a_name_the_newest_unfinished_run_of_the_same_settings_goes_on(t
         assert again.path == first.path
         assert again.resumed
         again.finish({"done": True})
+    assert not (first.path / ".lock").exists()
     with open_() as fresh:
         assert fresh.path not in (first.path, other.path)
         assert not fresh.resumed

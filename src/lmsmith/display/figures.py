@@ -68,8 +68,9 @@ def bars(
         name: value if isinstance(value, Mapping) else {"": value} for name, value in data.items()
     }
     series = list(dict.fromkeys(name for values in nested.values() for name in values))
-    width = 0.8 / max(1, len(series))
-    with _canvas(title, max(5.2, min(11.0, 1.6 + 0.62 * len(nested) * len(series)))) as canvas:
+    width = 0.8 / len(series) if len(series) > 1 else 0.6
+    inches = max(5.2, min(11.0, 1.6 + 0.62 * len(nested) * len(series)))
+    with _canvas(title, inches) as canvas:
         axes = canvas.axes
         axes.grid(axis="x", visible=False)
         points = [
@@ -86,16 +87,19 @@ def bars(
                 axes.bar(x, value, width * 0.88, color=color, label=name or None)
                 if math.isfinite(low) and math.isfinite(high):
                     axes.vlines(x, low, high, color=INK, linewidth=1.4)
-                top = max(v for v in (value, high) if math.isfinite(v)) if value >= 0 else value
+                above = not value < 0
+                ends = [end for end in (value, high if above else low) if math.isfinite(end)]
                 axes.annotate(
                     number(value, places),
-                    (x, top),
-                    xytext=(0, 3),
+                    (x, (max if above else min)(ends, default=0.0)),
+                    xytext=(0, 3 if above else -3),
                     textcoords="offset points",
                     ha="center",
+                    va="bottom" if above else "top",
                     fontsize=9,
                 )
-        axes.set_xticks(range(len(nested)), [fill(name, 16) for name in nested])
+        letters = max(5, int((inches - 1.0) / len(nested) / 0.09) - 1) if nested else 0
+        axes.set_xticks(range(len(nested)), [fill(name, letters) for name in nested])
         axes.set_ylabel(y_label)
         axes.margins(y=0.12)
         if any(value < 0 for value, _, _ in points):
@@ -171,10 +175,12 @@ class _canvas:
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
 
         self._style = matplotlib.rc_context(_STYLE)
         self._style.__enter__()
-        self.figure = Figure(figsize=(self.width, 4.3), dpi=DOTS_PER_INCH, layout="constrained")
+        layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)
+        self.figure = Figure(figsize=(self.width, 4.3), dpi=DOTS_PER_INCH, layout=layout)
         FigureCanvasAgg(self.figure)
         self.axes = self.figure.add_subplot()
         self.axes.set_title(
@@ -216,10 +222,11 @@ def _legend(figure: Figure, axes: Axes) -> None:
     """One entry a series, under the axes, where it never hides what is drawn."""
     handles, names = axes.get_legend_handles_labels()
     entries = dict(zip(names, handles, strict=True))
-    if entries:
-        figure.legend(
-            list(entries.values()), list(entries), loc="outside lower center", ncols=len(entries)
-        )
+    if not entries:
+        return
+    inches = 0.6 + 0.09 * max(map(len, entries))  # of one entry: its mark and its letters
+    columns = max(1, min(len(entries), int(0.95 * figure.get_figwidth() / inches)))
+    figure.legend(list(entries.values()), list(entries), loc="outside lower center", ncols=columns)
 
 
 def _point(value: Any) -> tuple[float, float, float]:

@@ -167,6 +167,11 @@ def _typed(name: str, value: Any, default: Any) -> Any:
     value = as_json(value)
     if default is not None and type(value) is not type(as_json(default)):
         kind = type(as_json(default)).__name__
-        words = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+        words = {
+            "int": "a whole number",
+            "float": "a number",
+            "bool": "true or false",
+            "str": "text",
+        }
         raise ConfigError(f"option {name!r} is {words.get(kind, f'a {kind}')}, not {value!r}")
     return value

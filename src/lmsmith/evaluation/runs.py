@@ -192,7 +192,10 @@ class RunFolder:
         self.write_json(REPORT, report)
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Let go of the folder; a finished one keeps no lock file."""
+        if self.finished:
+            with suppress(OSError):
+                (self.path / _LOCK).unlink()
         self._lock.close()
 
     def __enter__(self) -> RunFolder:
@@ -247,6 +250,8 @@ def run_folders(base: str | Path) -> list[Path]:
 
 def is_busy(path: str | Path) -> bool:
     """Whether some process is at work in a run folder."""
+    if not (Path(path) / _LOCK).exists():
+        return False
     try:
         _lock(Path(path)).close()
     except RunFolderBusyError:
