@@ -40,30 +40,35 @@ def undisturbed(tmp_path_factory) -> Path:
     return folder
 
 
+ROWS = 3 * 64
+
+
+def count(folder: Path) -> int:
+    items = folder / "items.jsonl"
+    return items.read_bytes().count(b"\n") if items.exists() else 0
+
+
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_random_points_gives_the_same_report(undisturbed, tmp_path, seed):
-    rng = random.Random(seed)
-    folder, kills, rows = tmp_path / "run", 0, [0]
-
-    def begun() -> int:
-        config = folder / "config.json"
-        return config.stat().st_mtime_ns if config.exists() else 0
-
+    rng, folder = random.Random(seed), tmp_path / "run"
+    kept = [0]
+    late_kills = 0  # while tables, checks and figures are made
     while not (folder / "report.json").exists():
-        assert kills < 20, "no progress between kills"
-        before, process = begun(), start(folder)
-        while begun() == before and process.poll() is None:
-            time.sleep(0.005)  # kills fall into the work, not into imports
-        try:
-            process.wait(rng.uniform(0.0, 0.3 + 0.5 * kills))
-        except subprocess.TimeoutExpired:
+        process = start(folder)
+        if kept[-1] < ROWS:
+            target = kept[-1] + rng.randint(1, 60)
+            while count(folder) < min(target, ROWS) and process.poll() is None:
+                time.sleep(0.001)
+            time.sleep(rng.uniform(0, 0.05))
             process.kill()
-            process.wait()
-            kills += 1
-        items = folder / "items.jsonl"
-        rows.append(items.read_bytes().count(b"\n") if items.exists() else 0)
-    assert kills >= 1
-    assert rows == sorted(rows)  # nothing that was kept is lost
+        elif late_kills < 2:
+            late_kills += 1
+            time.sleep(rng.uniform(0.3, 1.5))
+            process.kill()
+        process.wait()
+        kept.append(count(folder))
+    assert kept == sorted(kept)  # nothing that was kept is lost
+    assert any(0 < rows < ROWS for rows in kept)  # a kill fell into the middle
     assert outcome(folder) == outcome(undisturbed)
     figure = "figures/loss.png"
     assert (folder / figure).read_bytes() == (undisturbed / figure).read_bytes()
@@ -83,8 +88,7 @@ def test_stopped_with_ctrl_c_says_how_to_go_on_and_does(undisturbed, tmp_path):
     _, message = process.communicate(timeout=60)
     assert process.returncode == 130, message
     assert message.count("\n") == 1
-    kept = (folder / "items.jsonl").read_bytes().count(b"\n")
-    assert f"stopped; {kept} results are kept in {folder}" in message
+    assert f"stopped; {count(folder)} results are kept in {folder}" in message
     assert "run the same command again" in message
     assert not (folder / "report.json").exists()
     assert start(folder).wait() == 0

@@ -5,6 +5,7 @@ import sys
 import time
 
 from lmsmith.errors import LmsmithError
+from lmsmith.evaluation import experiment
 from lmsmith.evaluation.bench import Bench, Item, declare, run_bench
 
 ITEMS = 64
@@ -12,7 +13,7 @@ ITEMS = 64
 
 @declare(
     models={"smoke": ["none"], "small": ["none", "other"]},
-    options={"smoke": {"pause": 0.01, "offset": 1}, "small": {"pause": 0.0, "offset": 2}},
+    options={"smoke": {"pause": 0.02, "offset": 1}, "small": {"pause": 0.0, "offset": 2}},
 )
 def bench(state: Bench) -> None:
     items = [Item(f"item {n}", {"n": n, "text": f"第{n}句\udc80 \u2028"}) for n in range(ITEMS)]
@@ -55,6 +56,7 @@ def bench(state: Bench) -> None:
 
 
 if __name__ == "__main__":
+    experiment.FLUSH_SECONDS = 0.05  # so that kills find all states of the file
     try:
         run_bench("toy", out=sys.argv[1], bench=bench)
     except LmsmithError as error:
