@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -69,9 +70,7 @@ class Merges:
             The tokens, and every merge done: (rank, position, was at the last position, token).
         """
         tokens, size, rank = list(symbols), self._size, self._rank
-        ranks = [
-            rank.get(a * size + b, _NEVER) for a, b in zip(tokens[:-1], tokens[1:], strict=True)
-        ]
+        ranks = [rank.get(a * size + b, _NEVER) for a, b in pairwise(tokens)]
         events = []
         while ranks and (best := min(ranks)) != _NEVER:
             at = ranks.index(best)
@@ -142,7 +141,7 @@ def _timeline(
     Where ranks only rise, a merge inside the token never outlasts the next one at the edge and can
     be left out; otherwise all are kept.
     """
-    rising = all(a[0] <= b[0] for a, b in zip(events[:-1], events[1:], strict=True))
+    rising = all(a[0] <= b[0] for a, b in pairwise(events))
     timeline = []
     for rank, position, last, token in events:
         at_edge = position == 0 if left else last

@@ -52,6 +52,7 @@ class Splitter:
         description = state.get("pre_tokenizer")
         self.never = description is None or _never_splits(description, space, state)
         self._outcomes: dict[str, Outcomes] = {}
+        self._endings: dict[tuple[str, str | bytes], frozenset[Splits]] = {}
         if not self.never:
             for sample in ("a b, c's 12345 \n \n  d\t.中文\r\n", "don't   X_y  "):
                 self.splits(sample)
@@ -88,7 +89,8 @@ class Splitter:
         if known is None:
             if len(self._outcomes) > _CACHED:
                 self._outcomes.clear()
-            size, found = len(tail), {}
+            size = len(tail)
+            found: dict[Splits, None] = {}
             for witness in WITNESSES:
                 splits = self.splits(tail + witness)
                 while splits and splits[-1] >= size:
@@ -104,13 +106,32 @@ class Splitter:
             tail: The open end before it, not empty.
             pending: The first bytes of the character's UTF-8.
         """
-        size, found = len(tail), set()
-        for character in representatives(pending):
-            for witness in ("", "a", " "):
-                found.add(size in self.splits(tail + character + witness))
-            if len(found) == 2:
-                break
-        return tuple(sorted(found))
+        here = len(tail)
+        return tuple(sorted({here in splits for splits in self.endings(tail, pending)}))
+
+    def endings(self, tail: str, opening: str | bytes) -> frozenset[Splits]:
+        """Ways to split `tail`, its end included, before text that begins in a certain way.
+
+        Args:
+            tail: The open end.
+            opening: The character that follows, or the first bytes of it.
+        """
+        known = self._endings.get((tail, opening))
+        if known is None:
+            if len(self._endings) > _CACHED:
+                self._endings.clear()
+            size = len(tail)
+            if isinstance(opening, str) and opening.isascii():
+                found = set(self.outcomes(tail + opening).hypotheses)
+            else:
+                starts = (opening,) if isinstance(opening, str) else representatives(opening)
+                found = {
+                    tuple(p for p in self.splits(tail + start + witness) if p <= size)
+                    for start in starts
+                    for witness in ("", "a", " ")
+                }
+            known = self._endings[tail, opening] = frozenset(found)
+        return known
 
 
 def _never_splits(description: dict[str, Any], space: str, state: dict[str, Any]) -> bool:
@@ -130,6 +151,8 @@ def representatives(pending: bytes) -> tuple[str, ...]:
     stride = max(0x80, (last - first + 1) // 16)
     found: dict[tuple[str, int], str] = {}
     for point in range(first, last + 1):
+        if 0xD800 <= point < 0xE000:
+            continue  # surrogates are not characters
         character = chr(point)
         found.setdefault((unicodedata.category(character), (point - first) // stride), character)
     return tuple(found.values())
@@ -164,3 +187,33 @@ def continuation_bytes(pending: bytes) -> frozenset[int]:
 _FIRST = frozenset([*range(0x80), *range(0xC2, 0xF5)])
 # No overlong forms, no surrogates, nothing above U+10FFFF.
 _SECOND = {0xE0: (0xA0, 0xC0), 0xED: (0x80, 0xA0), 0xF0: (0x90, 0xC0), 0xF4: (0x80, 0x90)}
+
+
+def opening_of(spelling: bytes) -> str | bytes | None:
+    """What a token's spelling says of the character it begins with.
+
+    Returns:
+        A character of its class (category and block; ASCII stands for itself), or the first bytes
+        of one, or None where it begins inside a character.
+    """
+    if spelling[0] not in _FIRST:
+        return None
+    for size in range(1, 5):
+        start = spelling[:size]
+        if continuation_bytes(start) is _FIRST:
+            return _class_of(start.decode())
+        if any(a not in continuation_bytes(spelling[:i]) for i, a in enumerate(start) if i):
+            return None
+        if size >= len(spelling):
+            return start
+    return None
+
+
+def _class_of(character: str) -> str:
+    if character.isascii():
+        return character
+    key = unicodedata.category(character), ord(character) >> 10
+    return _CLASSES.setdefault(key, character)
+
+
+_CLASSES: dict[tuple[str, int], str] = {}

@@ -139,6 +139,29 @@ class Segment:
             complete = (*complete, len(self.tail))
         return Segment(tokens, self.anchor, self.tail, strands, complete)
 
+    def follows(self, opening: str | bytes) -> dict[Node, tuple[bool, bool]]:
+        """After which last token a token may come that begins in a certain way.
+
+        Args:
+            opening: Its first character, or the first bytes of one.
+
+        Returns:
+            Last token of the text -> (a pre-token starts between them, they share a pre-token).
+        """
+        splitter, here = self.tokens.splitter, len(self.tail)
+        if splitter.never or not self.tail:
+            ends = [place for place in self.strands[()].places if not place.walked]
+            return {place.node: (place.fresh, not place.fresh) for place in ends}
+        found: dict[Node, tuple[bool, bool]] = {}
+        for splits in splitter.endings(self.tail, opening):
+            split = bool(splits) and splits[-1] == here
+            strand = self.strands.get(splits[:-1] if split else splits)
+            if strand is not None:
+                node = strand.finished if split else strand.end
+                fresh, joins = found.get(node, (False, False))
+                found[node] = (fresh or split, joins or not split)
+        return found
+
     def finished(self) -> Node:
         """The last token where the text ends here."""
         return self.strands[self.complete].finished
@@ -241,8 +264,8 @@ def _grow(tokens: ByteTokens, strand: Strand, unit: bytes, intern: Intern) -> St
     """Walk every place over the bytes of one base symbol, adding the node that ends there."""
     places: list[Place] = []
     end = whole = None
-    for node, walked, fresh in strand.places:
-        walked += unit
+    for node, before, fresh in strand.places:
+        walked = before + unit
         alive, spelled = tokens.step(walked)
         if not alive:
             continue

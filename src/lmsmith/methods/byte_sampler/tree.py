@@ -172,11 +172,7 @@ class CoveringTree:
         nodes = iter(heads)
         shared = next(nodes)
         for node in nodes:
-            while node is not shared:
-                if node.depth >= shared.depth:
-                    node = _parent(node)
-                else:
-                    shared = _parent(shared)
+            shared = _shared(shared, node)
         path = []
         while shared is not self.root:
             path.append(shared)
@@ -189,14 +185,18 @@ class CoveringTree:
 
     def _forget(self) -> None:
         """Drop dead nodes from the table; the region's states may still need theirs."""
-        keep: dict[Node, None] = {}
+        ends: dict[Node, None] = {}
         for segment in (self._start, self._segment, *self._moves.values()):
-            keep.update(_nodes_of(segment))
-            keep[segment.anchor] = None
-        for node in list(keep):
-            while node.depth > self._start.anchor.depth:
-                node = _parent(node)
-                keep[node] = None
+            ends.update(_nodes_of(segment))
+        keep: set[Node] = set()
+        lowest = self._start.anchor.depth
+        for end in ends:
+            node = end
+            while node.depth >= lowest and node not in keep:
+                keep.add(node)
+                if node.parent is None:
+                    break
+                node = node.parent
         self._nodes = {key: node for key, node in self._nodes.items() if node in keep}
 
     # Reading --------------------------------------------------------------------------------
@@ -261,28 +261,52 @@ class CoveringTree:
         """
         tokens, walked = self.tokens, head.walked
         if head.added:
-            return np.array(
-                [
-                    t
-                    for spelling, t in tokens.added_after(walked)
-                    if inclusive <= (spelling != walked)
-                ]
-            )
+            candidates = tokens.added_after(walked)
+            return _ids([t for spelling, t in candidates if not inclusive or spelling != walked])
         if not walked:
             if not inclusive:
-                return tokens.sorted_ids[:0]
-            ids = tokens.sorted_ids
-            return ids
+                return _ids([])
+            ids = self._filtered_end(head) if filtered else tokens.sorted_ids
+            added = [t for _, t in tokens.added_after(b"") if not filtered or self._starts_added(t)]
+            return np.concatenate([ids, _ids(added)]) if head.ends and added else ids
         low, high = tokens.range(walked)
         if inclusive:
             low += len(tokens.step(walked)[1])
         ids = tokens.sorted_ids[low:high]
-        if filtered:
-            last = head.node.token
-            ids = ids[
-                [tokens.reachable(t) if head.fresh else tokens.valid(last, t) for t in ids.tolist()]
-            ]
-        return ids
+        if not filtered:
+            return ids
+        if head.fresh:
+            return _ids([t for t in ids.tolist() if tokens.reachable(t) or tokens.whole_words])
+        return _ids([t for t in ids.tolist() if tokens.valid(head.node.token, t)])
+
+    def _filtered_end(self, head: Head) -> np.ndarray:
+        """Ordinary tokens that some valid text has right after the prefix."""
+        tokens, last, kept = self.tokens, head.node.token, []
+        if self._pending:
+            following = continuation_bytes(self._pending)
+            for token in tokens.sorted_ids.tolist():
+                if tokens.first_byte(token) in following and tokens.inside(last, token):
+                    kept.append(token)
+            return _ids(kept)
+        for opening, ids in tokens.by_opening().items():
+            fresh, joins = self._segment.follows(opening).get(head.node, (False, False))
+            for token in ids if fresh or joins else ():
+                if (fresh and (tokens.reachable(token) or tokens.whole_words)) or (
+                    joins and tokens.valid(last, token)
+                ):
+                    kept.append(token)
+        return _ids(kept)
+
+    def _starts_added(self, token: int) -> bool:
+        """Whether an added token right after the prefix would be found there."""
+        content = self.tokens.added_text(token)
+        for at, _ in self._live:
+            text, place = self._region + content, at
+            while place < len(self._region):
+                place = self.tokens.match(text, place)[0] or place + 1
+            if place != len(self._region):
+                return False
+        return True
 
     def _now(self) -> Segment:
         if not self._pending:
@@ -295,9 +319,23 @@ class CoveringTree:
 _ANY = continuation_bytes(b"")
 
 
+def _ids(tokens: list[int]) -> np.ndarray:
+    return np.array(tokens, dtype=np.int64)
+
+
 def _parent(node: Node) -> Node:
     assert node.parent is not None
     return node.parent
+
+
+def _shared(one: Node, other: Node) -> Node:
+    """The last token that the paths to two nodes have in common."""
+    while one is not other:
+        if one.depth >= other.depth:
+            one = _parent(one)
+        else:
+            other = _parent(other)
+    return one
 
 
 def _nodes_of(segment: Segment) -> dict[Node, None]:

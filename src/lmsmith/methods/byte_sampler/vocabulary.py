@@ -7,10 +7,12 @@ that is not in the vocabulary becomes one token a byte). Needs no torch.
 
 from __future__ import annotations
 
+import gc
 import random
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from pydantic_core import from_json
 
 from lmsmith.errors import CapabilityError
 from lmsmith.methods.byte_sampler.merges import Merges
-from lmsmith.methods.byte_sampler.pretokens import Splitter
+from lmsmith.methods.byte_sampler.pretokens import Splitter, opening_of
 
 SPACE = "▁"
 """How SentencePiece vocabularies write a space."""
@@ -79,9 +81,11 @@ class ByteTokens:
             for content, i in self.literals.items()
             if i not in self.special_ids and self.spelling[i] is None
         }
-        order = sorted((s, i) for i, s in enumerate(self.spelling) if s is not None)
-        self._sorted = [spelling for spelling, _ in order]
-        self.sorted_ids = np.array([i for _, i in order], dtype=np.int64)
+        pairs = sorted(
+            [(s, i) for i, s in enumerate(self.spelling) if s is not None], key=itemgetter(0)
+        )
+        self._sorted = [spelling for spelling, _ in pairs]
+        self.sorted_ids = np.fromiter((i for _, i in pairs), dtype=np.int64, count=len(pairs))
         self.literal_starts = frozenset(content[0] for content in self.literals)
         self._literals = sorted(self.literals)
         self._lengths = sorted({len(content) for content in self.literals}, reverse=True)
@@ -90,6 +94,8 @@ class ByteTokens:
             for content, i in self.literals.items()
             if i not in self.special_ids
         )
+        self._contents = {i: content for content, i in self.literals.items()}
+        self._openings: dict[str | bytes, list[int]] | None = None
         self._steps: dict[bytes, tuple[bool, tuple[int, ...]]] = {}
         self._valid: dict[int, bool] = {}
         self._reencode = False
@@ -107,6 +113,16 @@ class ByteTokens:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if not hasattr(backend, "to_str"):
             raise _refuse(f"a slow tokenizer ({type(tokenizer).__name__})")
+        collecting = gc.isenabled()
+        gc.disable()  # half a million small lists are not garbage, and looking at them is slow
+        try:
+            return cls._read(backend)
+        finally:
+            if collecting:
+                gc.enable()
+
+    @classmethod
+    def _read(cls, backend: Any) -> ByteTokens:
         state = from_json(backend.to_str())
         model = state["model"]
         if model.get("type") != "BPE":
@@ -134,7 +150,7 @@ class ByteTokens:
 
     def _read_characters(self, vocabulary: dict[str, int], fallback: bool) -> None:
         for text, token in vocabulary.items():
-            match = _BYTE_TOKEN.match(text) if fallback else None
+            match = fallback and text.startswith("<0x") and _BYTE_TOKEN.match(text)
             if match:
                 byte = int(match[1], 16)
                 self.byte_ids[byte] = token
@@ -150,12 +166,17 @@ class ByteTokens:
         self._byte_set = frozenset(i for i in self.byte_ids if i >= 0)
 
     def _read_merges(self, vocabulary: dict[str, int], merges: list[Any]) -> Merges:
-        rows = []
-        for merge in merges:
-            a, b = merge.split(" ", 1) if isinstance(merge, str) else merge
-            rows.append((vocabulary[a], vocabulary[b], vocabulary[a + b]))
-        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
-        return Merges(table[:, 0], table[:, 1], table[:, 2], self.size, self._symbols)
+        if merges and isinstance(merges[0], str):
+            merges = [merge.split(" ", 1) for merge in merges]
+        left, right, product = (
+            np.fromiter(ids, dtype=np.int64, count=len(merges))
+            for ids in (
+                (vocabulary[a] for a, _ in merges),
+                (vocabulary[b] for _, b in merges),
+                (vocabulary[a + b] for a, b in merges),
+            )
+        )
+        return Merges(left, right, product, self.size, self._symbols)
 
     def _symbols(self, token: int) -> list[int] | None:
         """Base symbols of an ordinary token; None where a base symbol is missing."""
@@ -238,6 +259,30 @@ class ByteTokens:
         while high < len(self._added) and self._added[high][0].startswith(walked):
             high += 1
         return self._added[low:high]
+
+    def added_text(self, token: int) -> str:
+        """What an added token is matched by."""
+        return self._contents[token]
+
+    def first_byte(self, token: int) -> int:
+        """First byte of an ordinary token."""
+        return (self.spelling[token] or b"\0")[0]
+
+    def by_opening(self) -> dict[str | bytes, list[int]]:
+        """Ordinary tokens by the character they begin with (see `opening_of`)."""
+        if self._openings is None:
+            self._openings = {}
+            for token in self.sorted_ids.tolist():
+                opening = opening_of(self.spelling[token] or b"\x80")
+                if opening is not None:
+                    self._openings.setdefault(opening, []).append(token)
+        return self._openings
+
+    def inside(self, left: int, right: int) -> bool:
+        """Whether `right` may follow where `left` ends inside a character."""
+        if self.kind != "byte-level":
+            return right in self._byte_set
+        return self.valid(left, right)
 
     def reachable(self, token: int) -> bool:
         """Whether the tokenizer ever makes this ordinary token by merging."""
