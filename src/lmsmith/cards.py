@@ -244,6 +244,8 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _packaged() -> Iterable[Card]:
+    if not _any_package():
+        return
     from importlib.metadata import entry_points
 
     for point in entry_points(group=ENTRY_POINT_GROUP):
@@ -261,6 +263,18 @@ def _packaged() -> Iterable[Card]:
                 f"entry point {point.name!r} names {point.value!r}, which is no folder with a "
                 "card.toml; reinstall or uninstall that package"
             )
+
+
+def _any_package() -> bool:
+    """Whether an installed package declares a method at all.
+
+    Importing `importlib.metadata` and asking it costs more than everything else here together.
+    """
+    for place in sys.path:
+        for path in Path(place).glob("*-info/entry_points.txt"):
+            if f"[{ENTRY_POINT_GROUP}]" in path.read_text("utf-8", errors="replace"):
+                return True
+    return False
 
 
 def _in_folders() -> Iterable[Card]:

@@ -94,18 +94,16 @@ def _usable_cores() -> int:
 def _storage() -> list[dict[str, Any]]:
     import os
     import shutil
-    from pathlib import Path
 
-    root = Path(os.environ.get("LMSMITH_CACHE") or "~/.cache/lmsmith").expanduser()
-    place = root
+    from lmsmith.models.cache import HINT, cache_dir
+
+    place = root = cache_dir()
     while not place.exists():
         place = place.parent
     if not (place.is_dir() and os.access(place, os.W_OK)):
-        hint = "set LMSMITH_CACHE to a folder that can be written"
-        return [_row("model cache", f"{root} cannot be written", False, hint)]
+        return [_row("model cache", f"{root} cannot be written", False, HINT)]
     free = shutil.disk_usage(place).free / 1e9
-    hint = "free some space, or set LMSMITH_CACHE to another disk"
-    return [_row("model cache", f"{root}, {free:.1f} GB free", free > 1, hint)]
+    return [_row("model cache", f"{root}, {free:.1f} GB free", free > 1, HINT)]
 
 
 def _methods() -> list[dict[str, Any]]:

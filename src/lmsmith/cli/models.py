@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmsmith.cli.output import emit, show
+from lmsmith.cli.output import emit, show, show_below
 
 
 def list_models(*, json: bool = False) -> None:
@@ -11,32 +11,22 @@ def list_models(*, json: bool = False) -> None:
     Args:
         json: Print one JSON document and nothing else.
     """
-    from lmsmith.models.known import KNOWN
+    from lmsmith.models.known import status
 
-    rows = [
-        {
-            "name": model.name,
-            "what": model.what,
-            "licence": model.licence,
-            "source": model.source,
-            "on_disk": model.on_disk(),
-        }
-        for model in KNOWN.values()
-    ]
+    models = status()
     if json:
-        emit(rows)
+        emit(models)
         return
-    from lmsmith.display.tables import Styled, Table
+    from rich.filesize import decimal
 
-    marks = {True: Styled("yes", "pass"), False: Styled("no", "quiet")}
-    show(
-        Table(
-            ["model", "on disk", "what", "licence", "from"],
-            [[r["name"], marks[r["on_disk"]], r["what"], r["licence"], r["source"]] for r in rows],
-            note="A folder, a hub id or a .gguf file opens as well.",
-            styles={"model": "name"},
+    for model in models:
+        place = f"on disk, {decimal(model['size'])}" if model["on_disk"] else "not on disk"
+        show(f"[name]{model['name']}[/]  [{'pass' if model['on_disk'] else 'quiet'}]{place}[/]")
+        show_below(
+            model["what"],
+            f"{model['licence']}; {decimal(model['download'])} from {model['source']}",
         )
-    )
+    show("A folder, a hub id or a .gguf file opens as well.")
 
 
 def pull(name: str, /, *, force: bool = False, json: bool = False) -> None:
