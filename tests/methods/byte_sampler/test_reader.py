@@ -95,8 +95,6 @@ def test_cover_sums_to_the_enumerated_probability_and_is_valid():
             assert math.isclose(found[key] + shift, value, abs_tol=1e-9)
 
 
-
-
 def test_chain_rule_is_exact_when_invalid_pairs_have_no_mass():
     """Sum over b of P(Pb) + P(stop) = P(P), in probabilities that are not normalised."""
     lm = toy_lm()

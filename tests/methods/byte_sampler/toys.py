@@ -6,7 +6,7 @@ import math
 from functools import cache
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from lmsmith.models.lm import LM
@@ -17,16 +17,22 @@ TEXT = "the cat sat on the mat, that that the hat at the attic; abab baba aab aa
 
 @cache
 def toy_tokenizer(size: int = 44, text: str = TEXT) -> PreTrainedTokenizerFast:
-    """A byte-level BPE without a pre-tokenizer split, trained on `text`, with `<eos>` and `<s>`."""
+    """A byte-level BPE without a pre-tokenizer split, trained on `text`, with `<eos>` and `<s>`, which it puts in front."""
     letters = sorted({*pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
                       .pre_tokenize_str(text)[0][0]})  # fmt: skip
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size, initial_alphabet=letters, special_tokens=["<s>", "<eos>"], show_progress=False
+        vocab_size=size,
+        initial_alphabet=letters,
+        special_tokens=["<s>", "<eos>"],
+        show_progress=False,
     )
     tokenizer.train_from_iterator([text[i : i + 40] for i in range(0, len(text), 40)], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="<eos>")
 
 

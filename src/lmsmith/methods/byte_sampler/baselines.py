@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lmsmith.methods.byte_sampler.reader import STOP, ByteReader, normalise
+from lmsmith.methods.byte_sampler.buckets import STOP
+from lmsmith.methods.byte_sampler.reader import ByteReader, normalise
 from lmsmith.models.session import Tree
 
 

@@ -21,6 +21,7 @@ from lmsmith.methods.byte_sampler.reader import ByteReader
 
 if TYPE_CHECKING:
     from lmsmith.models.lm import LM
+    from lmsmith.models.session import Session
 
 
 @dataclass
@@ -46,6 +47,11 @@ class ContinuationDecoder:
     def active(self) -> int:
         """Number of rows still at work."""
         return self.plain.active + len(self._waiting)
+
+    @property
+    def session(self) -> Session:
+        """The session of the byte-level part and of plain decoding alike."""
+        return self.plain.session
 
     def admit(self, request: Request) -> int:
         """Take a request in; its covering tree is read at the next step.

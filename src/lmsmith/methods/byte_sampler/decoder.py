@@ -21,13 +21,15 @@ from lmsmith.decoding.sampling import generator_for, sample
 from lmsmith.decoding.text import ByteText, TextStream
 from lmsmith.errors import UsageError
 from lmsmith.methods.byte_sampler import combine
+from lmsmith.methods.byte_sampler.buckets import STOP
 from lmsmith.methods.byte_sampler.config import ByteSamplerConfig
 from lmsmith.methods.byte_sampler.continuation import ContinuationDecoder
 from lmsmith.methods.byte_sampler.prompts import parts_of, pending_bytes
-from lmsmith.methods.byte_sampler.reader import STOP, ByteReader, normalise
+from lmsmith.methods.byte_sampler.reader import ByteReader, normalise
 
 if TYPE_CHECKING:
     from lmsmith.models.lm import LM
+    from lmsmith.models.session import Session
 
 
 def make(models: Sequence[LM], config: ByteSamplerConfig | None = None) -> Decoder:
@@ -98,6 +100,11 @@ class ByteDecoder:
     def active(self) -> int:
         """Number of rows still at work."""
         return len(self._rows)
+
+    @property
+    def sessions(self) -> list[Session]:
+        """The models' sessions."""
+        return [reader.session for reader in self.readers]
 
     def admit(self, request: Request) -> int:
         """Take a request in; the prompt is read at the next step, with all other rows.

@@ -18,87 +18,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lmsmith.decoding.events import Sampling
 from lmsmith.decoding.sampling import filtered_probs
 from lmsmith.errors import CapabilityError, UsageError
+from lmsmith.methods.byte_sampler.buckets import STOP, ByteBuckets
 from lmsmith.methods.byte_sampler.tree import CoveringTree, Head, Node
 from lmsmith.methods.byte_sampler.vocabulary import ByteTokens
 from lmsmith.models.session import Session, Tree
 
 if TYPE_CHECKING:
     from lmsmith.models.lm import LM
-
-STOP = 256
-"""Index of `stop` in a 257-vector."""
-
-_DISCARD = 257
-
-
-class ByteBuckets:
-    """Which next byte each token stands for, once the first bytes of it are known.
-
-    Args:
-        tokens: The model's vocabulary as bytes.
-        vocabulary: Width of the model's logits (may exceed the tokenizer's).
-        stop_ids: Tokens that count as `stop`.
-        device: Where the tables live.
-    """
-
-    def __init__(
-        self, tokens: ByteTokens, vocabulary: int, stop_ids: frozenset[int], device: torch.device
-    ) -> None:
-        self._tokens, self._vocabulary, self._device = tokens, vocabulary, device
-        first = torch.full((vocabulary,), _DISCARD, dtype=torch.long)
-        for token, spelling in enumerate(tokens.spelling[:vocabulary]):
-            if spelling:
-                first[token] = spelling[0]
-        for token, content in tokens.added.items():
-            if token < vocabulary and token not in tokens.special_ids:
-                first[token] = content[0]
-        first[[t for t in stop_ids if t < vocabulary]] = STOP
-        self.first = first.to(device)  # [vocabulary] in 0..257
-        self._cache: dict[bytes, tuple[Tensor, Tensor]] = {}
-
-    def masses(self, logprobs: Tensor) -> Tensor:
-        """Sum token probabilities by first byte: `[n, vocabulary] -> [n, 257]`."""
-        sums = logprobs.new_zeros(len(logprobs), _DISCARD + 1)
-        return sums.index_add_(1, self.first, logprobs.exp())[:, :_DISCARD]
-
-    def after(self, walked: bytes) -> tuple[Tensor, Tensor]:
-        """Ids of the tokens longer than `walked` that start with it, and their next bytes."""
-        if walked not in self._cache:
-            if len(self._cache) > 4096:
-                self._cache.clear()
-            low, high = self._tokens.range(walked)
-            self._cache[walked] = self.split(self._tokens.sorted_ids[low:high], walked)
-        return self._cache[walked]
-
-    def spelled(self, walked: bytes) -> list[int]:
-        """Ids of the ordinary tokens whose bytes are exactly `walked`."""
-        low, high = self._tokens.range(walked)
-        ids = []
-        for token in self._tokens.sorted_ids[low:high]:
-            if self._tokens.spelling[token] != walked:
-                break
-            ids.append(int(token))
-        return ids
-
-    def split(self, ids: Sequence[int], walked: bytes) -> tuple[Tensor, Tensor]:
-        """The `ids` that have a byte after `walked`, and that byte, as tensors."""
-        at = len(walked)
-        kept, following = [], []
-        for token in map(int, ids):
-            spelling = self._tokens.spelling[token] or self._tokens.added.get(token, b"")
-            if len(spelling) > at and token < self._vocabulary:
-                kept.append(token)
-                following.append(spelling[at])
-        return (
-            torch.tensor(kept, dtype=torch.long, device=self._device),
-            torch.tensor(following, dtype=torch.long, device=self._device),
-        )
 
 
 @dataclass
@@ -143,7 +76,6 @@ class ByteReader:
         stop_ids = frozenset(self.tokens.special_ids | lm.eos_ids)
         self.buckets = ByteBuckets(self.tokens, lm.vocabulary, stop_ids, lm.device)
         self._token_sampling = token_sampling
-        self._leaves_of = CoveringTree(self.tokens).leaves  # asks nothing of a tree's state
         self._rows: dict[int, _Row] = {}
 
     # Rows -----------------------------------------------------------------------------------
@@ -335,9 +267,9 @@ class ByteReader:
         for head in heads:
             weight = math.exp(state.logprob[head.node] - top)
             values, mass = state.values[head.node], state.masses[head.node]
-            total += weight * self.bytes_at(head, values, mass, self.filtered)
-            if self.filtered:
-                whole += weight * self.bytes_at(head, values, mass, False)
+            for sums, filtered in [(total, self.filtered), (whole, False)][: 1 + self.filtered]:
+                leaves = self.leaves_at(state.tree, head, filtered)
+                sums.add_(weight * self.bytes_at(head, values, mass, leaves))
         if self.filtered:
             state.invalid = 1 - float(total.sum() / whole.sum())
         return total
@@ -346,46 +278,53 @@ class ByteReader:
         """Share of the last vector's mass on invalid leaves that `filtered` took out; 0 without."""
         return self._rows[row].invalid
 
-    def bytes_at(self, head: Head, values: Tensor, mass: Tensor, filtered: bool) -> Tensor:
+    def leaves_at(self, tree: CoveringTree, head: Head, filtered: bool) -> np.ndarray | None:
+        """The candidates at one head where they must be listed; `None` where tables serve."""
+        return tree.leaves(head, filtered, True) if filtered or head.added else None
+
+    def bytes_at(
+        self, head: Head, values: Tensor, mass: Tensor, leaves: np.ndarray | None = None
+    ) -> Tensor:
         """Probability by next byte of the tokens that may follow at one head.
 
         Args:
             head: A node and the bytes walked since its end.
             values: Log-probabilities of the next token there  # [vocabulary]
-            mass: The same summed by first byte  # [257]
-            filtered: Leave out tokens that are not valid after the node.
+            mass: Those of ordinary tokens summed by first byte  # [257]
+            leaves: The candidates, from `leaves_at`.
 
         Returns:
-            `[257]`; entry 256 is `stop`, which only an exact end can have.
+            `[257]`; entry 256 is `stop`, which only the end of a complete text can have.
         """
-        if not head.walked and not filtered:
-            return mass
-        if filtered or head.added:
-            leaves = self._leaves_of(head, filtered, True)
-            ids, following = self.buckets.split(leaves, head.walked)
-        else:
-            ids, following = self.buckets.after(head.walked)
+        if leaves is not None:
+            total = self._sum(values, *self.buckets.split(leaves, head.walked))
+            return total + self.buckets.stop(values) if head.ends else total
+        if head.walked:
+            return self._sum(values, *self.buckets.after(head.walked))
+        return mass + self.buckets.ending(values) if head.ends else mass
+
+    def _sum(self, values: Tensor, ids: Tensor, following: Tensor) -> Tensor:
         probs = values[ids].exp()
-        total = probs.new_zeros(STOP + 1).index_add_(0, following, probs)
-        if not head.walked:
-            total[STOP] = mass[STOP]
-        return total
+        return probs.new_zeros(STOP + 1).index_add_(0, following, probs)
 
     def only_end(self, row: int) -> bool:
         """Whether the end of the prefix is the only place where the text can go on.
 
         Then the byte model and plain tokenization are the same model.
         """
-        return all(
-            not head.walked or (not head.added and not len(self.buckets.after(head.walked)[0]))
-            for head in self._rows[row].tree.heads()
-        )
+        heads = self._rows[row].tree.heads()
+        open_heads = [
+            head
+            for head in heads
+            if not head.walked or head.added or len(self.buckets.after(head.walked)[0])
+        ]
+        return len(open_heads) == 1 and not open_heads[0].walked
 
     def end_of_text(self, row: int) -> tuple[Node, Tensor]:
         """Where the prefix ends as a complete text, and the next byte's masses there  # [257]."""
         state = self._rows[row]
         node = state.tree.exact()
-        return node, state.masses[node]
+        return node, state.masses[node] + self.buckets.ending(state.values[node])
 
     def last_token(self, row: int) -> int:
         """The last token of the prefix taken as a complete text."""

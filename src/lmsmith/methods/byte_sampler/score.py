@@ -11,10 +11,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lmsmith.methods.byte_sampler.reader import STOP, ByteReader
+from lmsmith.methods.byte_sampler.buckets import STOP
+from lmsmith.methods.byte_sampler.reader import ByteReader
 from lmsmith.methods.byte_sampler.tree import CoveringTree, Head, Node
 from lmsmith.models.session import Tree
 
@@ -29,7 +31,7 @@ class _Text:
     created: list[list[Node]]  # nodes that appear with each prefix
     roots: list[Node]  # end of the trunk at each prefix
     live: list[list[Node]]  # live nodes at each prefix
-    uses: dict[Node, list[tuple[int, Head]]]  # prefixes at which a node is a head
+    uses: dict[Node, list[tuple[int, Head, np.ndarray | None]]]  # prefixes where it is a head
     masses: Tensor  # log-mass by next byte  # [bytes + 1, 257]
     logprob: dict[Node, float] = field(default_factory=dict)
     children: dict[Node, list[Node]] = field(default_factory=lambda: defaultdict(list))
@@ -87,8 +89,7 @@ def _plan(reader: ByteReader, text: bytes, context: bytes) -> _Text:
     plan = _Text(row, [first], [tree.root], [tree.live_nodes()], defaultdict(list), torch.empty(0))
     plan.logprob[tree.root] = 0.0
     known = set(first)
-    for head in tree.heads():
-        plan.uses[head.node].append((0, head))
+    _note_heads(reader, tree, plan, 0)
     for index in range(len(text)):
         tree.push(text[index : index + 1])
         alive = tree.live_nodes()
@@ -97,14 +98,19 @@ def _plan(reader: ByteReader, text: bytes, context: bytes) -> _Text:
         plan.created.append(new)
         plan.roots.append(tree.root)
         plan.live.append(alive)
-        for head in tree.heads():
-            plan.uses[head.node].append((index + 1, head))
+        _note_heads(reader, tree, plan, index + 1)
     for node in known:
         if node.parent in known:
             plan.children[node.parent].append(node)  # type: ignore[index]
     dtype = torch.float64 if reader.lm.dtype == torch.float64 else torch.float32
     plan.masses = torch.full((len(text) + 1, STOP + 1), -math.inf, dtype=dtype)
     return plan
+
+
+def _note_heads(reader: ByteReader, tree: CoveringTree, plan: _Text, index: int) -> None:
+    for head in tree.heads():
+        leaves = reader.leaves_at(tree, head, reader.filtered)
+        plan.uses[head.node].append((index, head, leaves))
 
 
 def _advance(reader: ByteReader, plans: Sequence[_Text], begin: int, end: int) -> None:
@@ -165,8 +171,8 @@ def _spread(reader: ByteReader, plan: _Text, node: Node, value: Tensor, mass: Te
     """Add one node's next-token distribution to every prefix at which the node is a head."""
     for child in plan.children.get(node, ()):
         plan.logprob[child] = plan.logprob[node] + float(value[child.token])
-    for index, head in plan.uses.get(node, ()):
-        probs = reader.bytes_at(head, value, mass, reader.filtered).log().to(plan.masses)
+    for index, head, leaves in plan.uses.get(node, ()):
+        probs = reader.bytes_at(head, value, mass, leaves).log().to(plan.masses)
         plan.masses[index] = torch.logaddexp(plan.masses[index], probs + plan.logprob[node])
 
 
