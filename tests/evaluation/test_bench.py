@@ -297,3 +297,23 @@ def test_registered_benches_are_found():
     assert {"session", "byte-sampler"} <= set(benches())
     with pytest.raises(UnknownNameError, match="did you mean 'byte-sampler'"):
         find_bench("byte-samplr")
+
+
+def test_a_model_is_opened_once_and_named_in_the_report(begin, tmp_path):
+    torch = pytest.importorskip("torch")
+    from lmsmith.testing.models import tiny_lm
+
+    tiny = tiny_lm()
+    folder = tmp_path / "tiny"
+    tiny.model.save_pretrained(folder)
+    tiny.tokenizer.save_pretrained(folder)
+    bench = begin()
+    before = torch.get_num_threads()
+    try:
+        lm = bench.model(str(folder), dtype="float32")
+        assert bench.model(str(folder), dtype="float32") is lm
+        assert torch.get_num_threads() == bench.folder.measurements["threads"]
+    finally:
+        torch.set_num_threads(before)
+    facts = bench.report().environment["models"]
+    assert facts == {str(folder): {"dtype": "float32", "device": str(lm.device)}}

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lmsmith.display.theme import console
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table as RichTable
@@ -60,13 +62,13 @@ class Table:
     note: str = ""
     styles: dict[str, str] = field(default_factory=dict)
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         """Print as rich prints: `console.print(table)`."""
         yield self.rich(options.max_width)
         yield ""
 
     def rich(self, width: int | None = None) -> RichTable:
-        """The table as rich draws it, for a terminal of `width` columns."""
+        """The table as rich draws it, for `width` columns or as many as the terminal has."""
         from rich import box
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -85,6 +87,7 @@ class Table:
             header_style="quiet",
             pad_edge=False,
         )
+        width = console().width if width is None else width
         texts = self._texts()
         widest = [max(map(len, column), default=0) for column in zip(*texts, strict=True)]
         widest = widest or [0] * len(self.columns)
@@ -96,10 +99,10 @@ class Table:
             max(w, *map(len, name.split() or [""]))
             for w, name in zip(needed, self.columns, strict=True)
         ]
-        if width is not None and sum(heads) + 2 * len(heads) > width:
+        if sum(heads) + 2 * len(heads) > width:
             firm = [False] * len(firm)
         whole = sum(max(w, len(name)) for w, name in zip(widest, self.columns, strict=True))
-        tight = width is not None and whole + 2 * len(widest) > width
+        tight = whole + 2 * len(widest) > width
         for column, name in enumerate(self.columns):
             head = fill(name, max(1, heads[column])) if firm[column] and tight else name
             table.add_column(
@@ -129,7 +132,7 @@ class Table:
     def _firm(self, column: int, widest: int) -> bool:
         """Whether a column's cells stay on one line."""
         plain = all(isinstance(row[column], str) for row in self.rows)
-        return not plain or widest <= (16 if column == 0 else 8)
+        return not plain or widest <= (32 if column == 0 else 8)
 
     def _numeric(self, column: int) -> bool:
         return any(
@@ -160,7 +163,10 @@ def number(value: float | None, places: int | None = None) -> str:
     """A number as people read it, with `places` decimals or as many as it needs."""
     if value is None or not math.isfinite(value):
         return ABSENT
-    places = decimals([value]) if places is None else places
+    if places is None:
+        if 0 < abs(value) < 1e-4:
+            return f"{value:.2e}"
+        places = decimals([value])
     if value and abs(value) < 0.5 * 10**-places:
         return f"{value:.1e}"
     return f"{value:,.{places}f}"
