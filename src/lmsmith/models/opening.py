@@ -1,0 +1,289 @@
+"""Open a model: a known name, a local folder, a `.gguf` file, or a hub id.
+
+Not for: fetching and converting known models (`known`) or what an open model can do (`lm`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from lmsmith.display.progress import progress
+from lmsmith.errors import ModelFileError, ModelSourceError, UnknownNameError, UsageError
+from lmsmith.models import known
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+    from lmsmith.models.lm import LM
+
+DTYPES = ("float32", "bfloat16", "float16")
+# Seconds until the hub counts as unreachable, name resolution included.
+HUB_PATIENCE = 6.0
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+class _Place(NamedTuple):
+    """Where a model is: a folder or hub id for transformers, or a GGUF file."""
+
+    where: str
+    gguf: Path | None = None
+    advice: str = "fetch it again"
+    local: bool = True
+
+
+def open_model(
+    spec: str | os.PathLike[str],
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    adapter: Any = None,
+    trust_remote_code: bool = False,
+) -> LM:
+    """Open a model.
+
+    Args:
+        spec: A known name (`lmsmith models`), a folder, a `.gguf` file, or a hub id `owner/name`.
+        dtype: `float32`, `bfloat16`, `float16`, or `auto`: bfloat16 where the processor computes in
+            it natively, else float32.
+        device: Such as `cpu` or `cuda:1`; `auto` is the first accelerator, else the CPU.
+        adapter: A LoRA adapter to attach, or its folder.
+        trust_remote_code: Run code that a folder or hub id brings along.
+
+    Raises:
+        UnknownNameError: Not a known name, and nothing else either.
+        UsageError: A dtype or device that there is not.
+        ModelSourceError: No registry or hub answered, or it has no such model.
+        ModelFileError: A file is missing, cut off or broken.
+        StorageError: No space in the cache.
+    """
+    import torch
+
+    from lmsmith.models.lm import LM
+
+    chosen_device = _device(device)
+    chosen_dtype = _dtype(dtype, chosen_device)
+    place = _find(spec)
+    name = str(spec)
+    with progress(f"opening {name}"), torch.no_grad():
+        if place.gguf is not None:
+            from lmsmith.models import gguf
+
+            tokenizer, _ = gguf.read_tokenizer(place.gguf)
+            model = gguf.read_model(place.gguf, chosen_dtype)
+        else:
+            # The tokenizer first: it is quick, and a folder that lacks it fails at once.
+            tokenizer = _read_tokenizer(place, trust_remote_code)
+            model = _read_model(place, chosen_dtype, trust_remote_code)
+        lm = LM(model.to(chosen_device), tokenizer, name=name)
+        if adapter is not None:
+            lm.load_adapter(adapter)
+    return lm
+
+
+def load_tokenizer(
+    spec: str | os.PathLike[str], trust_remote_code: bool = False
+) -> PreTrainedTokenizerFast:
+    """A model's tokenizer without its weights; arguments and errors as `open_model`."""
+    place = _find(spec)
+    if place.gguf is not None:
+        from lmsmith.models import gguf
+
+        return gguf.read_tokenizer(place.gguf)[0]
+    return _read_tokenizer(place, trust_remote_code)
+
+
+# Where a model is
+
+
+def _find(spec: str | os.PathLike[str]) -> _Place:
+    name = os.fspath(spec)
+    if isinstance(spec, str) and name in known.KNOWN:
+        return _Place(str(known.pull(name)), advice=f"run: lmsmith models pull {name} --force")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder(path)
+    if path.suffix == ".gguf":
+        if path.is_file():
+            return _Place(str(path.parent), gguf=path.resolve())
+        raise ModelFileError(f"{name} is not there; give the path of a .gguf file")
+    if path.exists():
+        raise ModelFileError(f"{name} is neither a model folder nor a .gguf file")
+    if isinstance(spec, str) and _HUB_ID.fullmatch(name):
+        return _Place(name, local=_only_cached(name))
+    if os.sep in name:
+        raise ModelFileError(f"there is no folder {name}; give a model folder or a hub id")
+    raise UnknownNameError("model", name, known.KNOWN)
+
+
+def _folder(path: Path) -> _Place:
+    if (path / "config.json").is_file():
+        return _Place(str(path))
+    files = sorted(path.glob("*.gguf"))
+    if len(files) == 1:
+        return _Place(str(path), gguf=files[0].resolve())
+    if files:
+        raise UsageError(f"{path} holds {len(files)} .gguf files; name one, such as {files[0]}")
+    raise ModelFileError(f"{path} has no config.json and no .gguf file; it is not a model folder")
+
+
+def _only_cached(name: str) -> bool:
+    """Whether a hub model must come from the hub client's cache, as no hub answers.
+
+    Raises:
+        ModelSourceError: No hub answers and it is not in the cache, or the hub does not give it.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+    if constants.HF_HUB_OFFLINE:
+        if cached:
+            return True
+        raise ModelSourceError(f"{name} is not in the hub cache, and HF_HUB_OFFLINE forbids asking")
+    answer = _ask_hub(f"{constants.ENDPOINT}/{name}/resolve/main/config.json")
+    if isinstance(answer, int) and answer < 400:
+        return False
+    if cached:
+        return True
+    if isinstance(answer, str):
+        raise ModelSourceError(
+            f"no hub answered for {name} ({constants.ENDPOINT}: {answer}); give a local folder, or "
+            "a known name: lmsmith models"
+        )
+    if answer in (401, 403):
+        raise ModelSourceError(
+            f"the hub does not give {name}: no such model, or it needs a login (hf auth login)"
+        )
+    if answer == 404:
+        raise ModelSourceError(f"the hub has no transformers model {name}; check the spelling")
+    raise ModelSourceError(f"the hub answered {answer} for {name}; try again later")
+
+
+def _ask_hub(url: str) -> int | str:
+    """The HTTP status of a URL, or why there was no answer; in `HUB_PATIENCE` seconds at most."""
+    import httpx
+    from huggingface_hub.utils import build_hf_headers
+
+    answer: list[int | str] = []
+
+    def ask() -> None:
+        try:
+            response = httpx.head(
+                url, headers=build_hf_headers(), timeout=HUB_PATIENCE, follow_redirects=True
+            )
+            answer.append(response.status_code)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            answer.append(" ".join(str(error).split()) or type(error).__name__)
+
+    # Name resolution has no timeout of its own, so it is waited for from outside.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_PATIENCE)
+    return answer[0] if answer else "no answer in time"
+
+
+# Reading it
+
+
+def _read_tokenizer(place: _Place, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    from lmsmith.models.gguf import quiet, reading
+
+    with quiet(), reading(Path(place.where), place.advice):
+        tokenizer = AutoTokenizer.from_pretrained(
+            place.where, local_files_only=place.local, trust_remote_code=trust_remote_code
+        )
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        raise ModelFileError(
+            f"{place.where} has no tokenizer.json; save its tokenizer as a fast one first"
+        )
+    return tokenizer
+
+
+def _read_model(place: _Place, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+    from lmsmith.models.gguf import quiet, reading
+
+    origin: dict[str, Any] = {
+        "local_files_only": place.local,
+        "trust_remote_code": trust_remote_code,
+    }
+    with quiet(), reading(Path(place.where), place.advice):
+        config = AutoConfig.from_pretrained(place.where, **origin)
+        kind = AutoModelForCausalLM if _generates(config) else AutoModel
+        model, loaded = kind.from_pretrained(
+            place.where,
+            config=config,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **origin,
+        )
+    # transformers fills what a file lacks with random numbers.
+    if missing := sorted(loaded["missing_keys"]):
+        raise ModelFileError(
+            f"{place.where} lacks {len(missing)} of its weights, such as {missing[0]}; "
+            f"{place.advice}"
+        )
+    return model
+
+
+def _generates(config: Any) -> bool:
+    """Whether a configuration is of a model that predicts the next token."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    architectures = config.architectures or ()
+    if not architectures:
+        return config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    endings = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+    return any(name.endswith(endings) for name in architectures)
+
+
+# How it is computed
+
+
+def _device(device: str | torch.device) -> torch.device:
+    import torch
+
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+        torch.empty(1, device=chosen)
+    except Exception:
+        raise UsageError(
+            f"device {str(device)!r} cannot be used on this machine; try 'auto' or 'cpu'"
+        ) from None
+    return chosen
+
+
+def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    import torch
+
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    if dtype == "auto":
+        native = device.type != "cpu" or native_bfloat16()
+        return torch.bfloat16 if native else torch.float32
+    if dtype not in DTYPES:
+        raise UnknownNameError("dtype", dtype, ("auto", *DTYPES))
+    return getattr(torch, dtype)
+
+
+def native_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 matrices itself, rather than emulating it."""
+    import torch
+
+    for asked in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        question = getattr(torch.cpu, asked, None)
+        if question is not None and question():
+            return True
+    try:
+        return "bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return False
