@@ -50,8 +50,12 @@ class Session:
             CapabilityError: The model is not a decoder with plain attention.
         """
         self.lm = lm
-        self._decoder = lm.model.get_decoder()
-        self._config = self._decoder.config
+        decoder = lm.model.get_decoder() if lm.model.can_generate() else None
+        if decoder is None or not hasattr(decoder.config, "num_attention_heads"):
+            kind = type(lm.model).__name__
+            raise CapabilityError("a Session", "a decoder with attention layers", kind)
+        self._decoder = decoder
+        self._config = decoder.config
         parameter = next(lm.model.parameters())
         self._store = KVStore(self._config, parameter.dtype, parameter.device, capacity)
         self._device = parameter.device

@@ -96,7 +96,8 @@ def tiny_model(
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.data += 0.1 * torch.randn_like(parameter)
-    return model.to(dtype=dtype).eval().requires_grad_(False)
+    torch.nn.Module.to(model, dtype)
+    return model.eval().requires_grad_(False)
 
 
 def tiny_lm(

@@ -1,0 +1,230 @@
+"""After any operations, logits equal those of a from-scratch forward of the kept tokens."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lmsmith.models.adapter import Adapter
+from lmsmith.models.lm import LM
+from lmsmith.models.session import Session, Tree
+from lmsmith.testing import FAMILIES, WINDOW, tiny_model
+from session_reference import TARGETS, Reference
+
+TOLERANCE = 1e-4
+VOCABULARY = 64
+STRENGTHS = (0.0, 0.5, 1.0)
+_opened = {}
+
+
+def opened(family):
+    """A tiny model with an adapter that changes it, and its reference; made once."""
+    if family not in _opened:
+        model = tiny_model(family, vocabulary=VOCABULARY)
+        lm = LM(model, None, name=family)
+        adapter = Adapter.random(model, TARGETS[family], rank=4, seed=1, scale=0.3)
+        lm.load_adapter(adapter)
+        _opened[family] = lm, Reference(model, adapter)
+    return _opened[family]
+
+
+class Shadow:
+    """The same rows as plain lists: trunk, and for each node its tokens after the trunk."""
+
+    def __init__(self, trunk, strength):
+        self.trunk, self.strength, self.nodes, self.computed = list(trunk), strength, {}, 0
+
+    def copy(self):
+        twin = Shadow(self.trunk, self.strength)
+        twin.nodes = dict(self.nodes)
+        return twin
+
+
+def close(found, expected, what):
+    gap = (found - expected).abs().max().item()
+    assert gap <= TOLERANCE, f"{what}: {gap}"
+
+
+class Play:
+    """Draws operations and runs them on a session and on its shadow."""
+
+    def __init__(self, family, draw, capacity):
+        self.lm, self.reference = opened(family)
+        self.session = Session(self.lm, capacity=capacity)
+        self.draw = draw
+        self.shadows = {}
+
+    def ids(self, low, high):
+        return self.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=low, max_size=high))
+
+    def pick(self, things, low=1, high=None):
+        return self.draw(
+            st.lists(st.sampled_from(things), min_size=low, max_size=high, unique=True)
+        )
+
+    def add(self):
+        tokens, strength = self.ids(1, 12), self.draw(st.sampled_from(STRENGTHS))
+        self.shadows[self.session.add(tokens, strength=strength)] = Shadow(tokens, strength)
+
+    def feed(self):
+        work, asked = {}, {}
+        for row in self.pick(list(self.shadows)):
+            shadow = self.shadows[row]
+            if shadow.nodes or self.draw(st.booleans()):
+                ids = self.ids(1, 5)
+                parents, paths = [], []
+                for i in range(len(ids)):
+                    choices = [-1, *shadow.nodes, *(-2 - j for j in range(i))]
+                    parent = self.draw(st.sampled_from(choices))
+                    above = (
+                        []
+                        if parent == -1
+                        else shadow.nodes[parent]
+                        if parent >= 0
+                        else paths[-2 - parent]
+                    )
+                    parents.append(parent)
+                    paths.append([*above, ids[i]])
+                work[row], asked[row] = Tree(ids, parents), paths
+            else:
+                work[row] = self.ids(1, 9)
+        step = self.session.feed(work)
+        assert step.rows == list(work)
+        for place, (row, what) in enumerate(work.items()):
+            shadow = self.shadows[row]
+            found = step.all_logits(row)
+            assert len(found) == step.new_tokens[row]
+            if isinstance(what, Tree):
+                found = found[step.caught_up[row] :]
+                for node, path, logits in zip(step.nodes[row], asked[row], found, strict=True):
+                    expected = self.reference.logits(shadow.trunk + path, shadow.strength)
+                    close(logits, expected[-1], f"node {node} of row {row}")
+                    shadow.nodes[node] = path
+            else:
+                shadow.trunk += what
+                expected = self.reference.logits(shadow.trunk, shadow.strength)
+                close(found, expected[-len(found) :], f"row {row}")
+            close(step.logits[place], found[-1], "last logits")
+        self.compare()
+
+    def keep(self):
+        row = self.draw(st.sampled_from(list(self.shadows)))
+        shadow = self.shadows[row]
+        if not shadow.nodes:
+            return
+        end = self.draw(st.sampled_from([None, *shadow.nodes]))
+        target = shadow.nodes[end] if end is not None else []
+        # Paths may hold equal tokens, so follow the session's own parents.
+        path, parents = [], {n: k.parent for n, k in self.session._rows[row].nodes.items()}
+        while end is not None and end >= 0:
+            path.insert(0, end)
+            end = parents[end]
+        last = path[-1] if path else -1
+        stay = set()
+        for node in shadow.nodes:
+            if node not in path and parents[node] in stay | {last} and self.draw(st.booleans()):
+                stay.add(node)
+        self.session.keep(row, path, nodes=sorted(stay))
+        shadow.trunk += target
+        shadow.nodes = {n: p[len(target) :] for n, p in shadow.nodes.items() if n in stay}
+        self.compare()
+
+    def crop(self):
+        row = self.draw(st.sampled_from(list(self.shadows)))
+        shadow = self.shadows[row]
+        length = self.draw(st.integers(0, len(shadow.trunk)))
+        self.session.crop(row, length)
+        shadow.trunk, shadow.nodes = shadow.trunk[:length], {}
+
+    def fork(self):
+        row = self.draw(st.sampled_from(list(self.shadows)))
+        if len(self.shadows) < 6:
+            self.shadows[self.session.fork(row)] = self.shadows[row].copy()
+
+    def strength(self):
+        row = self.draw(st.sampled_from(list(self.shadows)))
+        strength = self.draw(st.sampled_from(STRENGTHS))
+        self.session.set_strength(row, strength)
+        self.shadows[row].strength = strength
+
+    def free(self):
+        if len(self.shadows) > 1:
+            row = self.draw(st.sampled_from(list(self.shadows)))
+            self.session.free(row)
+            del self.shadows[row]
+
+    def compare(self):
+        for row, shadow in self.shadows.items():
+            assert self.session.tokens(row) == shadow.trunk
+            assert self.session.length(row) == len(shadow.trunk)
+            assert self.session.live(row) == list(shadow.nodes)
+            assert self.session.strength(row) == shadow.strength
+
+    def run(self, steps):
+        self.add()
+        for _ in range(steps):
+            name = self.draw(
+                st.sampled_from(
+                    ("feed",) * 6 + ("keep",) * 3 + ("crop", "fork", "strength", "free", "add")
+                )
+            )
+            getattr(self, name)()
+        self.feed()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_law(family, data):
+    capacity = data.draw(st.sampled_from((0, 100)))
+    Play(family, data.draw, capacity).run(data.draw(st.integers(3, 14)))
+
+
+def test_the_adapter_makes_a_difference():
+    for family in FAMILIES:
+        _, reference = opened(family)
+        plain, half, full = (reference.logits([1, 2, 3], s)[-1] for s in STRENGTHS)
+        assert (plain - full).abs().max() > 0.1
+        assert (plain - half).abs().max() > 0.05
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_crop_far_behind_the_sliding_window(family):
+    lm, reference = opened(family)
+    session = Session(lm)
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(0, VOCABULARY, (8 * WINDOW,), generator=generator).tolist()
+    row = session.add(ids, strength=0.0)
+    session.feed({row: []})
+    for length in (5 * WINDOW, 3 * WINDOW + 1, WINDOW, 2):
+        session.crop(row, length)
+        more = ids[::-1][: 2 * WINDOW]
+        step = session.feed({row: more})
+        expected = reference.logits(ids[:length] + more)
+        close(step.all_logits(row), expected[length:], f"after a crop to {length}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dropping_many_nodes_moves_the_rest_together(family):
+    """Rejected drafts, round after round: the cache stays near the trunk, and exact."""
+    lm, reference = opened(family)
+    session = Session(lm)
+    rows = [session.add([3, 1, 4], strength=0.0), session.add([1, 5, 9, 2, 6], strength=0.0)]
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(12):
+        ids = torch.randint(0, VOCABULARY, (6,), generator=generator).tolist()
+        tree = Tree(ids, [-1, -1, -2, -3, -4, -6])  # 0 and 1 from the trunk; 2, 4, 5 under 0
+        step = session.feed({row: tree for row in rows})
+        for row in rows:
+            expected = reference.logits([*session.tokens(row), ids[0], ids[2], ids[4]])
+            found = step.logits_at([(row, -2)])[0]
+            close(found, expected[-1], f"row {row}")
+            nodes = step.nodes[row]
+            session.keep(row, [nodes[0], nodes[2]], nodes=[nodes[4]])
+            session.keep(row, [], nodes=[nodes[4]])
+            assert session.cached_slots(row) <= session.length(row) + 1 + 16 + 6
+            session.keep(row, [nodes[4]])
+    for row in rows:
+        step = session.feed({row: [7]})
+        close(step.logits[0], reference.logits(session.tokens(row))[-1], "after all")
+        assert session.cached_slots(row) == session.length(row)
