@@ -15,9 +15,11 @@ AMBIGUOUS = {
     "marks": "é ñ́ vs ñ ạ̈o क्षि x́́y ́a",
     "emoji": "👨‍👩‍👧‍👦 🏳️‍🌈🇺🇸a ✊🏿☝️+🙂",
     "cjk": "你好,世界。漢字カタカナかな混合123 한국어 테스트 全角 3",
-    "markers": "<|im_start|>user\nhi<|im_end|>\n<|im_en <|im_ <|endoftext|> <b>bold</b><tool_call> <|<|im_end|>",
+    "markers": "<|im_start|>user\nhi<|im_end|>\n<|im_en <|im_ <|endoftext|> <b>bold</b><tool_call> "
+    "<|<|im_end|>",
     "tabs": "\ta\t\tb\t \tc \t\td\n\t\te",
-    "code": "def f_(x: int=0, *a) -> str:\n    return f'{x:08x}'  # ok\n\n\nif (x->y) {s += '\\n';}//e\n",
+    "code": "def f_(x: int=0, *a) -> str:\n    return f'{x:08x}'  # ok\n\n\n"
+    "if (x->y) {s += '\\n';}//e\n",
     "quotes": "— 'mix' of …?! ()[]{} ... “quotes” can’t; !!!\n\n??/\n",
     "case": "parseHTTPServerURL2JSONv2BetaXiOS15Pro HELLOWorld aB Ab ABC's ǅen’s ǅEN",
     "spaces": "a\u00a0b\u2009c\u3000d\u200be\u2028f\u0085g \u3000\u3000h  \u00a0 i\ufeffj",
@@ -140,7 +142,7 @@ class Covered:
             self.heads.setdefault(key, []).append(head)
 
     def missing(self, ids: list[int], filtered: bool = False) -> str | None:
-        """Why the tree lacks the tokens `ids` of a text that begins with the prefix; None if not."""
+        """Why the tree lacks the tokens of a text that begins with the prefix; None if it has."""
         tokens, size, start = self.tree.tokens, len(self.prefix), 0
         lengths = [len(text_of(tokens, token)) for token in ids]
         if tokens.rewrites_spaces and any(
@@ -149,12 +151,11 @@ class Covered:
             return None  # inside a literal U+2581, which will be read as a space
         if tokens.rewrites_spaces and "▁".encode() in self.prefix:
             return None
-        for index, token in enumerate(ids):
-            if start + lengths[index] > size:
-                break
+        index = 0
+        while index < len(ids) and start + lengths[index] <= size:
             start += lengths[index]
-        else:
-            index, token = len(ids), None
+            index += 1
+        token = ids[index] if index < len(ids) else None
         walked = self.prefix[start:]
         found = self.heads.get((tuple(ids[:index]), walked))
         if token in tokens.special_ids:

@@ -10,6 +10,7 @@ hypothesis; the next character decides which ones remain.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -28,6 +29,10 @@ WITNESSES: tuple[str, ...] = (
     *("\r\n", "\t", "\ta", ".", ". ", ".\n", ".a", "'", "'s", "'a", "/", "_", "_a", "-"),
     *("中", "é", "あ", "\u0301", "\u0301a", "ا", "٣", "😀", "\u00a0", "\u3000a", "\u200d"),
 )
+
+# Inside a single word, with at most a space before it, only the kind of what follows matters.
+_WORD = re.compile(r" ?[^\W\d_]+\Z")
+_WORD_WITNESSES = ("", "a", "A", "1", " ", ".", "'", "'s", "'a", "\u0301", "中", "\n")
 
 _CACHED = 200_000
 
@@ -91,7 +96,7 @@ class Splitter:
                 self._outcomes.clear()
             size = len(tail)
             found: dict[Splits, None] = {}
-            for witness in WITNESSES:
+            for witness in _WORD_WITNESSES if _WORD.match(tail) else WITNESSES:
                 splits = self.splits(tail + witness)
                 while splits and splits[-1] >= size:
                     splits = splits[:-1]

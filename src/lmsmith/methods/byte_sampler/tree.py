@@ -23,7 +23,7 @@ _Move = tuple[int, int, int]
 """From one character of the unsettled region to another, by an added token or (-1) as text."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Head:
     """A place where the next token may be read.
 
@@ -68,6 +68,7 @@ class CoveringTree:
         self._nodes: dict[tuple[Node, int], Node] = {}
         self._pending = b""  # first bytes of an unfinished character
         self._half: Segment | None = None  # the last segment with `_pending`, made on demand
+        self._heads: list[Head] | None = None
         self._segment = Segment(tokens, self.root)  # at the last whole character
         # The region: characters from the earliest unfinished match of an added token on. `_moves`
         # leads from its start to the end, taking no unfinished match; `_live` says where those are.
@@ -94,7 +95,7 @@ class CoveringTree:
             if continuation_bytes(pending) is _ANY:
                 self._add(pending.decode())
                 pending = b""
-            self._pending, self._half = pending, None
+            self._pending, self._half, self._heads = pending, None, None
             self.pushed += 1
 
     def push_id(self, token: int) -> None:
@@ -110,7 +111,7 @@ class CoveringTree:
         spelling = self.tokens.spelling[token] or self.tokens.added.get(token) or b""
         node = self._intern(self._segment.finished(), token, len(spelling))
         self._segment = self._start = Segment(self.tokens, node)
-        self._region, self._moves, self._live = "", {}, []
+        self._region, self._moves, self._live, self._heads = "", {}, [], None
         self.pushed += len(spelling)
         self._commit()
 
@@ -203,21 +204,30 @@ class CoveringTree:
 
     def heads(self) -> list[Head]:
         """The live places where the next token may be read, without repeats."""
+        if self._heads is None:
+            self._heads = self._find_heads()
+        return self._heads
+
+    def _find_heads(self) -> list[Head]:
         tokens, segment = self.tokens, self._now()
-        found: dict[tuple[Node, bytes], Head] = {}
         ends = None if self._pending else segment.finished()
-
-        def offer(node: Node, walked: bytes, fresh: bool, joins: bool) -> None:
-            old = found.get((node, walked))
-            if old is not None:
-                fresh, joins = fresh or old.fresh, joins or old.joins
-            found[node, walked] = Head(node, walked, fresh, joins, ends=not walked and node is ends)
-
+        found: dict[tuple[Node, bytes], Head] = {}
         for strand in segment.strands.values():
             for node, walked, fresh in strand.places:
-                offer(node, walked, fresh, not fresh)
+                head = found.get((node, walked))
+                if head is None:
+                    head = Head(node, walked, fresh, not fresh, False, node is ends and not walked)
+                    found[node, walked] = head
+                elif fresh:
+                    head.fresh = True
+                else:
+                    head.joins = True
             if not self._pending:
-                offer(strand.finished, b"", True, False)
+                node = strand.finished
+                head = found.get((node, b""))
+                if head is None:
+                    head = found[node, b""] = Head(node, b"", True, False, False, node is ends)
+                head.fresh = True
         heads = list(found.values())
         for at, node in [*self._live, (len(self._region), self._segment.finished())]:
             walked = self._region[at:].encode() + self._pending
