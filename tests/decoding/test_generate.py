@@ -117,8 +117,13 @@ class TestGenerate:
         [done] = generate(lm, "The", sampling=GREEDY, max_tokens=3, stop="\0")
         assert done.prompt == "The"
 
+    @pytest.mark.parametrize("prompts", [[5, 6, 7], [{"role": "user", "content": "Hi"}], [None]])
+    def test_one_prompt_given_as_the_list(self, lm, prompts):
+        with pytest.raises(UsageError, match="list of prompts"):
+            generate(lm, prompts)
+
     def test_a_bad_prompt_among_many_is_named(self, lm):
-        with pytest.raises(UsageError, match=r"prompt 3 of 4: .*byte 1 \(0xff\)"):
+        with pytest.raises(UsageError, match=r"prompt 3 of 4: .*0xff at 1"):
             generate(lm, ["a", "b", b"x\xff", "d"], max_tokens=2, batch_size=1)
         with pytest.raises(UsageError, match=r"^the prompt"):
             generate(lm, [b"x\xff"])

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from lmsmith.models.lm import LM
 
 from lmsmith.decoding import plain
 from lmsmith.decoding.events import Request, Sampling
@@ -18,6 +17,7 @@ from lmsmith.decoding.rows import RowOutput
 from lmsmith.decoding.sampling import generator_for, sample
 from lmsmith.decoding.text import TokenText
 from lmsmith.errors import LmsmithError, UsageError
+from lmsmith.models.lm import LM
 from lmsmith.testing import FAMILIES, tiny_lm
 from lmsmith.testing.decoder_suite import check_decoder
 
@@ -82,7 +82,7 @@ def test_the_decoder_contract(family):
     )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_a_row_is_itself_in_any_company(lm, data):
     """Random neighbours, joining and leaving at random steps, change nothing for the row."""
@@ -111,18 +111,18 @@ def test_a_row_is_itself_in_any_company(lm, data):
 
 
 def test_draws_follow_the_model_s_law(lm):
-    """Chi-square of first tokens over 4,000 seeded rows, at one in a million."""
+    """Chi-square of first tokens over 2,000 seeded rows, at one in a million."""
     prompt = lm.prompt_ids("The")
     with torch.no_grad():
         law = lm.model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1)
-    rows = 4000
+    rows = 2000
     requests = [Request(prompt, 1, Sampling(seed=seed), ignore_eos=True) for seed in range(rows)]
     done = run(lm, *requests, batch_size=500)
     counts = torch.zeros(len(law), dtype=torch.float64)
     for one in done:
         counts[one.ids[0]] += 1
         assert one.logprobs[0] == pytest.approx(math.log(law[one.ids[0]]), abs=1e-4)
-    common = law * rows >= 8
+    common = law * rows >= 6
     assert int(common.sum()) >= 5
     observed = torch.cat([counts[common], counts[~common].sum()[None]])
     expected = torch.cat([law[common], law[~common].sum()[None]]) * rows
@@ -143,7 +143,7 @@ class TestTheEnd:
     def test_the_model_s_end_token(self, lm):
         """The end token is among the ids, not in the text, and ends the row unless ignored."""
         [whole] = run(lm, Request("The token", 12, GREEDY, ignore_eos=True))
-        end = whole.ids[6]
+        end = whole.ids[2]
         place = whole.ids.index(end)
         twin = tiny_lm()
         twin.model.generation_config.eos_token_id = end
@@ -250,15 +250,14 @@ class TestPrompts:
     @pytest.mark.parametrize(
         ("prompt", "says"),
         [
-            (b"abc\xff", "byte 3 (0xff)"),
-            ("é".encode()[:1], "byte 0 (0xc3)"),
+            (b"abc\xff", "0xff at 3"),
+            ("é".encode()[:1], "0xc3 at 0"),
             ("", "empty"),
             (b"", "empty"),
             ([], "empty"),
             ([5] * 257, "257"),
             ("a " * 300, "256"),
-            (7, "int"),
-            (None, "NoneType"),
+            (["a", "b"], "token ids"),
             ([5, 10**6, 7], "1000000"),
             ([5, -1], "-1"),
         ],

@@ -23,7 +23,7 @@ def one_character_at_a_time(text, stops):
 small = st.text(alphabet="abé", max_size=12)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     chunks=st.lists(st.text(alphabet="abé", max_size=5), max_size=12),
     stops=st.lists(st.text(alphabet="abé", min_size=1, max_size=4), max_size=3),

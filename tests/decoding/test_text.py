@@ -81,7 +81,7 @@ def test_joined_text_is_the_tokenizer_s(name, skip_special):
     texts = TokenText(tokenizer, skip_special=skip_special)
 
     # Ids past the end stand for the padding of a model's vocabulary.
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(st.lists(st.integers(0, len(tokenizer) + 2), max_size=24))
     def check(ids):
         parts, rest = streamed(texts, ids)
@@ -93,7 +93,7 @@ def test_joined_text_is_the_tokenizer_s(name, skip_special):
 
 
 @pytest.mark.parametrize("name", ["tiny", "byte-level", "gemma", "llama"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(text=st.text(alphabet=st.sampled_from("ab .你好é🙂\u0301\U0001f468\u200d"), max_size=20))
 def test_real_text_comes_through_without_marks(name, text):
     """Characters split over tokens are never shown in halves, and come once they are whole."""
@@ -106,7 +106,7 @@ def test_real_text_comes_through_without_marks(name, text):
     assert not any("\N{REPLACEMENT CHARACTER}" in part for part in parts)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.binary(max_size=24))
 @example(b"\xe4\xbd")
 @example(b"\xf0\x9f\xf0\x9f\x99\x82")

@@ -13,7 +13,7 @@ from lmsmith.decoding.events import Decoder, Event, Message, Prompt, Request, Sa
 
 if TYPE_CHECKING:
     from lmsmith.decoding.plain import PlainDecoder
-    from lmsmith.decoding.rows import RowOutput, prompt_ids, text_of
+    from lmsmith.decoding.rows import RowOutput
     from lmsmith.decoding.sampling import draw, filtered_probs, generator_for, sample
     from lmsmith.decoding.stop import StopStrings
     from lmsmith.decoding.text import ByteText, TokenText
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 _HOMES = {
     "PlainDecoder": "plain",
     "RowOutput": "rows",
-    "prompt_ids": "rows",
-    "text_of": "rows",
     "draw": "sampling",
     "filtered_probs": "sampling",
     "generator_for": "sampling",
@@ -48,9 +46,7 @@ __all__ = [
     "draw",
     "filtered_probs",
     "generator_for",
-    "prompt_ids",
     "sample",
-    "text_of",
 ]
 
 

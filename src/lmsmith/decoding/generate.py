@@ -170,6 +170,11 @@ def generate(
     """
     if isinstance(prompts, str | bytes):
         prompts = [prompts]
+    if not all(isinstance(prompt, str | bytes | Sequence) for prompt in prompts):
+        raise UsageError(
+            "prompts is a list of prompts; put one prompt's token ids or messages into a list of "
+            "their own"
+        )
     if isinstance(sampling, Sampling):
         sampling = [_with_own_seed(sampling, position) for position in range(len(prompts))]
     if len(sampling) != len(prompts):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lmsmith.decoding.events import Event, Request, Sampling
-from lmsmith.decoding.rows import RowOutput, prompt_ids
+from lmsmith.decoding.rows import RowOutput
 from lmsmith.decoding.sampling import generator_for, sample
 from lmsmith.decoding.text import TokenText
 from lmsmith.errors import UsageError
@@ -59,13 +59,8 @@ class PlainDecoder:
             UsageError: A prompt that cannot be used, or a setting out of range. Nothing has
                 changed then.
         """
-        ids = prompt_ids(self.lm, request.prompt)
+        ids = self.lm.prompt_ids(request.prompt)
         room = self.lm.context - len(ids)
-        if room < 0:
-            raise UsageError(
-                f"the prompt has {len(ids)} tokens, but the model's context holds "
-                f"{self.lm.context}; shorten it"
-            )
         row = self.session.add()
         try:
             output = RowOutput(row, request, self._texts, self.lm.eos_ids, len(ids), room)

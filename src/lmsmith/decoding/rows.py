@@ -1,4 +1,4 @@
-"""What every decoder does for a row: read its prompt, keep its output, see where it ends.
+"""What every decoder does for a row: keep its output and see where it ends.
 
 Not for: the next token (`lmsmith.decoding.sampling`) or the forward pass that gives its law.
 """
@@ -9,53 +9,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lmsmith.decoding.events import Event, Prompt, Request, Trace
+from lmsmith.decoding.events import Event, Request, Trace
 from lmsmith.decoding.sampling import check_sampling
 from lmsmith.decoding.stop import StopStrings
 from lmsmith.decoding.text import ByteText, TokenText
 from lmsmith.errors import UsageError
-
-
-def text_of(prompt: str | bytes) -> str:
-    """A prompt as text.
-
-    Raises:
-        UsageError: Bytes that are not UTF-8; the message names the first bad one.
-    """
-    if isinstance(prompt, str):
-        return prompt
-    try:
-        return prompt.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"the prompt is not UTF-8: byte {error.start} (0x{prompt[error.start]:02x}) has "
-            f"{error.reason}; give text, or bytes in UTF-8"
-        ) from None
-
-
-def prompt_ids(lm: Any, prompt: Prompt) -> list[int]:
-    """A prompt as the model's token ids.
-
-    Args:
-        lm: The model, an `LM`.
-        prompt: Text, UTF-8 bytes, token ids or chat messages.
-
-    Raises:
-        UsageError: Bytes that are not UTF-8, an empty prompt, one longer than the model's context,
-            an id outside the vocabulary, or something that is no prompt.
-    """
-    if isinstance(prompt, bytes | bytearray):
-        prompt = text_of(bytes(prompt))
-    if not isinstance(prompt, str | Sequence):
-        raise UsageError(
-            f"a prompt is text, bytes, token ids or messages, not {type(prompt).__name__}"
-        )
-    ids = list(lm.prompt_ids(prompt))
-    # Found now: later it would stop a step that serves other rows too.
-    for one in (min(ids), max(ids)):
-        if not 0 <= one < lm.vocabulary:
-            raise UsageError(f"token id {one} is outside the vocabulary of {lm.vocabulary} tokens")
-    return ids
 
 
 class RowOutput:
