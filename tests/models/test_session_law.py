@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from session_reference import TARGETS, Reference
 
 from lmsmith.models.adapter import Adapter
 from lmsmith.models.lm import LM
 from lmsmith.models.session import Session, Tree
 from lmsmith.testing import FAMILIES, WINDOW, tiny_model
-from session_reference import TARGETS, Reference
 
 TOLERANCE = 1e-4
 VOCABULARY = 64

@@ -139,19 +139,27 @@ def test_nothing_is_left_behind():
 
 def test_wrong_sites_and_edits():
     _, session = opened()
-    with pytest.raises(UnknownNameError, match="did you mean 'layers.2.attn_out'"):
-        with session.capture(["layers.2.attn_oui"]):
-            pass
-    with pytest.raises(UnknownNameError, match="unknown site 'layers.3.attn_out'"):
-        with session.edit({"layers.3.attn_out": lambda x: x}):
-            pass
-    with pytest.raises(UsageError, match="the edit at final was never reached"):
-        with session.edit({"final": lambda x: x}):
-            pass
+    with (
+        pytest.raises(UnknownNameError, match=r"did you mean 'layers\.2\.attn_out'"),
+        session.capture(["layers.2.attn_oui"]),
+    ):
+        pass
+    with (
+        pytest.raises(UnknownNameError, match=r"unknown site 'layers\.3\.attn_out'"),
+        session.edit({"layers.3.attn_out": lambda x: x}),
+    ):
+        pass
+    with (
+        pytest.raises(UsageError, match="the edit at final was never reached"),
+        session.edit({"final": lambda x: x}),
+    ):
+        pass
     row = session.add(IDS)
-    with pytest.raises(UsageError, match=r"must return a tensor of shape \(1, 9, 32\)"):
-        with session.edit({"final": lambda x: x[:, :1]}):
-            session.feed({row: []})
+    with (
+        pytest.raises(UsageError, match=r"must return a tensor of shape \(1, 9, 32\)"),
+        session.edit({"final": lambda x: x[:, :1]}),
+    ):
+        session.feed({row: []})
     with pytest.raises(KeyError), session.edit({"final": lambda x: x}):
         raise KeyError  # an error within is not hidden by the edit that was not reached
 
@@ -162,6 +170,8 @@ def test_an_unnamed_family_is_known_by_its_modules():
     found = captured(session, ["layers.0.attn_out", "layers.0.resid_in"])
     assert found["layers.0.attn_out"].shape == (1, 9, 32)
     model.get_decoder().layers[0].residual_multiplier = 0.5
-    with pytest.raises(CapabilityError, match="sites are known.*'brand_new'"):
-        with session.capture(["embed"]):
-            pass
+    with (
+        pytest.raises(CapabilityError, match=r"sites are known.*'brand_new'"),
+        session.capture(["embed"]),
+    ):
+        pass
