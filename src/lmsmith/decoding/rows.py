@@ -12,7 +12,7 @@ from typing import Any
 from lmsmith.decoding.events import Event, Request, Trace
 from lmsmith.decoding.sampling import check_sampling
 from lmsmith.decoding.stop import StopStrings
-from lmsmith.decoding.text import ByteText, TokenText
+from lmsmith.decoding.text import TextSource
 from lmsmith.errors import UsageError
 
 
@@ -33,7 +33,7 @@ class RowOutput:
         self,
         row: int,
         request: Request,
-        texts: TokenText | ByteText,
+        texts: TextSource,
         end_ids: Iterable[int] = (),
         prompt_tokens: int = 0,
         room: int | None = None,

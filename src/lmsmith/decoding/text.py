@@ -29,6 +29,13 @@ class TextStream(Protocol):
         """The rest; the row has ended, and half a character becomes the replacement mark."""
 
 
+class TextSource(Protocol):
+    """Where the text streams of rows come from."""
+
+    def stream(self) -> TextStream:
+        """A stream for one new row."""
+
+
 class TokenText:
     """Streams of text for one tokenizer; `stream()` starts one for a row.
 

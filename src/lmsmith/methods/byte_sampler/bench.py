@@ -12,7 +12,7 @@ import torch
 from lmsmith.decoding.events import Request, Sampling
 from lmsmith.evaluation.bench import declare
 from lmsmith.evaluation.items import Item
-from lmsmith.evaluation.stats import paired_bootstrap
+from lmsmith.evaluation.stats import mean_interval, paired_bootstrap
 from lmsmith.evaluation.texts import load_text, passages
 from lmsmith.methods.byte_sampler import combine
 from lmsmith.methods.byte_sampler.baselines import BeamCover, arms
@@ -152,9 +152,9 @@ def _boundaries(bench: Bench, reader: ByteReader) -> None:
     )
     bench.figure(
         "boundary",
-        "Byte-level sampling removes the cost of a prompt that ends anywhere",
-        {arm: {name: _interval(bits[name][arm]) for name in names} for arm in ARMS},
-        ylabel="bits of the next byte",
+        "A prompt cut anywhere: plain tokenization loses most of what the model knows",
+        {name: {arm: mean_interval(bits[name][arm]) for arm in ARMS} for name in names},
+        y_label="bits of the next byte",
     )
 
 
@@ -197,12 +197,6 @@ def _gap(one: torch.Tensor, other: torch.Tensor) -> float:
     """Largest difference in nats where either gives a byte more than one in a million."""
     likely = torch.maximum(one, other) > math.log(1e-6)
     return float((one - other)[likely].abs().max())
-
-
-def _interval(values: Sequence[float]) -> Any:
-    from lmsmith.evaluation.stats import mean_interval
-
-    return mean_interval(values)
 
 
 def _cost(bench: Bench, lm: LM) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -83,7 +84,7 @@ class ByteBuckets:
             ids.append(int(token))
         return ids
 
-    def split(self, ids: Sequence[int], walked: bytes) -> tuple[Tensor, Tensor]:
+    def split(self, ids: Sequence[int] | np.ndarray, walked: bytes) -> tuple[Tensor, Tensor]:
         """The `ids` that have a byte after `walked`, and that byte, as tensors."""
         at = len(walked)
         kept, following = [], []

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from lmsmith.display.console import results, show_json
+from lmsmith.display.console import show, show_facts, show_json
 from lmsmith.errors import UsageError
+
+Json = Annotated[bool, Parameter(name="--json", negative=())]
 
 app = App(name="byte-sampler", help="Continue a text at any byte; combine models by their bytes.")
 
@@ -21,7 +23,7 @@ def score(
     *,
     file: Path | None = None,
     combine: str = "mix",
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
 ) -> None:
     """Log-probability of a text, a byte at a time.
 
@@ -67,16 +69,16 @@ def score(
             summary[name]["byte_logprobs"] = values.tolist()  # type: ignore[assignment]
         show_json(summary)
         return
-    from lmsmith.display.tables import table
+    from lmsmith.display.tables import Table
 
-    results().print(
-        table(
-            "Log-probability a byte at a time",
+    show(
+        Table(
             ["model", "bytes", "log-probability (nats)", "bits a byte"],
             [
                 [name, row["bytes"], row["logprob_nats"], row["bits_per_byte"]]
                 for name, row in summary.items()
             ],
+            "Log-probability, a byte at a time",
         )
     )
 
@@ -87,7 +89,7 @@ def tree(
     text: str = "",
     *,
     file: Path | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Json = False,
 ) -> None:
     """The covering tree of a text: which token sequences may go on from its end.
 
@@ -122,25 +124,23 @@ def tree(
     if json:
         show_json({"trunk": trunk, "heads": rows})
         return
-    from lmsmith.display.tables import table
+    from lmsmith.display.tables import Table
 
-    results().print(f"trunk: {' | '.join(trunk) or '(nothing is certain yet)'}", highlight=False)
-    results().print(
-        table(
-            "Where the text may go on",
+    show_facts({"trunk": " | ".join(trunk) or "nothing is certain yet"})
+    show(
+        Table(
             ["after the trunk", "begun token", "tokens that fit"],
             [
                 [" | ".join(row["branch"]) or "(nothing)", row["walked"] or "(none)", row["tokens"]]
                 for row in rows
             ],
-        )
+            "Where the text may go on",
+        ),
     )
 
 
 @app.command
-def check(
-    model: str, *, pairs: int = 20_000, json: Annotated[bool, Parameter(negative="")] = False
-) -> None:
+def check(model: str, *, pairs: int = 20_000, json: Json = False) -> None:
     """Whether a model's tokenizer can be read as bytes, and a self-test of it.
 
     Args:
@@ -164,9 +164,7 @@ def check(
     if json:
         show_json(found)
     else:
-        from lmsmith.display.tables import table
-
-        results().print(table(model, ["what", "value"], [[k, str(v)] for k, v in found.items()]))
+        show_facts(found)
     if wrong:
         raise UsageError(f"{wrong} of {pairs} pairs differ from the tokenizer; report this")
 

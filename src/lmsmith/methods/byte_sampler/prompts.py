@@ -29,12 +29,14 @@ def parts_of(reader: ByteReader, prompt: Prompt) -> tuple[list[int | bytes], boo
             raise UsageError("the prompt is empty; give at least one character")
         return [prompt] if prompt else [], lm.adds_bos
     if prompt and not isinstance(prompt[0], int):
-        if "chat" not in lm.offers:
+        if "chat" not in lm.offers or lm.tokenizer is None:
             raise CapabilityError("a chat prompt", "a chat template", "none", "pass plain text")
         text = lm.tokenizer.apply_chat_template(
-            list(prompt), tokenize=False, add_generation_prompt=True
+            [dict(message) for message in prompt],  # type: ignore[arg-type]
+            tokenize=False,
+            add_generation_prompt=True,
         )
-        return [tokens.normalize(text).encode()], False
+        return [tokens.normalize(str(text)).encode()], False
     if not prompt:
         raise UsageError("the prompt is empty; give at least one token")
     return _spell(reader, [int(token) for token in prompt]), False  # type: ignore[arg-type]

@@ -366,7 +366,7 @@ class ByteReader:
         """
         self.refresh([row])
         state = self._rows[row]
-        leaves = []
+        leaves: list[tuple[Node, int, float]] = []
         for head in state.tree.heads():
             if head.walked:
                 ids = [int(i) for i in state.tree.leaves(head, True, False)]

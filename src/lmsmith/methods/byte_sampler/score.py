@@ -101,7 +101,7 @@ def _plan(reader: ByteReader, text: bytes, context: bytes) -> _Text:
         _note_heads(reader, tree, plan, index + 1)
     for node in known:
         if node.parent in known:
-            plan.children[node.parent].append(node)  # type: ignore[index]
+            plan.children[node.parent].append(node)
     dtype = torch.float64 if reader.lm.dtype == torch.float64 else torch.float32
     plan.masses = torch.full((len(text) + 1, STOP + 1), -math.inf, dtype=dtype)
     return plan
