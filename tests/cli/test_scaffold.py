@@ -64,7 +64,9 @@ def test_a_new_method_is_in_list_info_generate_and_bench(lmsmith, made, tiny, tm
     assert all(check["passed"] for check in report["checks"])
     again = lmsmith(*bench, "--json")
     assert (again.code, again.document) == (0, report)
-    assert str(tmp_path / "run") in lmsmith("runs", tmp_path).out.replace("\n", "")
+    assert "finished" in lmsmith("runs", tmp_path).out
+    [run] = lmsmith("runs", tmp_path, "--json").document
+    assert (run["folder"], run["passed"]) == (str(tmp_path / "run"), 1)
     page = lmsmith("report", tmp_path / "run", "--out", tmp_path / "RESULTS.md")
     assert page.code == 0
     assert "throw-away-one" in (tmp_path / "RESULTS.md").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmsmith.cli.output import emit, show
+from lmsmith.display.console import show, show_json
 from lmsmith.errors import UsageError
 
 
@@ -39,11 +39,11 @@ def bench(
         return 0
     options = dict(map(_pair, option or ()))
     if dry_run:
-        emit(runner.plan(method, size, model or (), seed=seed, options=options))
+        show_json(runner.plan(method, size, model or (), seed=seed, options=options))
         return 0
     report = runner.run_bench(method, size, model or (), out, seed=seed, options=options)
     if json:
-        emit(report.to_dict())
+        show_json(report.to_dict())
     else:
         show(*report.tables(), f"[quiet]{report.folder}: {report.seconds:,.0f} s[/]")
     return 0 if report.passed else 1
@@ -64,6 +64,6 @@ def _list(json: bool) -> None:
     known = cards.find()
     purposes = {n: known[n].purpose if n in known else "built into lmsmith" for n in benches()}
     if json:
-        emit([{"name": name, "purpose": purpose} for name, purpose in purposes.items()])
+        show_json([{"name": name, "purpose": purpose} for name, purpose in purposes.items()])
     else:
         show(Table(["bench", "what it measures"], [[*row] for row in purposes.items()]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lmsmith import cards
-from lmsmith.cli.output import emit, show, show_below, show_facts
+from lmsmith.display.console import show, show_below, show_facts, show_json
 
 if TYPE_CHECKING:
     from lmsmith.settings import SettingRow
@@ -26,7 +26,7 @@ def list_methods(*, json: bool = False) -> None:
     """
     found = cards.find().values()
     if json:
-        emit([card.to_dict() for card in found])
+        show_json([card.to_dict() for card in found])
         return
     if not found:
         show("No methods yet; start one with: lmsmith new NAME")
@@ -48,7 +48,7 @@ def info(method: str, /, *, json: bool = False) -> None:
     card = cards.get(method)
     settings = card.load("config").describe() if "config" in card.entry else []
     if json:
-        emit(card.to_dict() | {"settings": [row._asdict() for row in settings]})
+        show_json(card.to_dict() | {"settings": [row._asdict() for row in settings]})
         return
     from rich.markup import escape
 

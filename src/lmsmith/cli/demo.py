@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmsmith.cli.output import emit, show
+from lmsmith.display.console import show, show_json
 
 # Each ends inside a word, which is where a tokenizer's choice of tokens misleads a model.
 PROMPTS = (
@@ -33,7 +33,7 @@ def demo(*, model: str = "smollm2-135m", length: int = 24, json: bool = False) -
         for prompt, a, b in zip(prompts, plain, byte, strict=True)
     ]
     if json:
-        emit({"model": model, "rows": rows})
+        show_json({"model": model, "rows": rows})
         return
     from lmsmith.display.tables import Table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmsmith.cli.output import emit, show
+from lmsmith.display.console import show, show_json
 
 
 def doctor(*, json: bool = False) -> int:
@@ -16,7 +16,7 @@ def doctor(*, json: bool = False) -> int:
     checks = examine()
     ready = all(check["ok"] for check in checks)
     if json:
-        emit({"ready": ready, "checks": checks})
+        show_json({"ready": ready, "checks": checks})
         return 0 if ready else 3
     from rich.markup import escape
 

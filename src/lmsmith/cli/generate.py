@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from lmsmith.cli.output import emit
+from lmsmith.display.console import show_json
 from lmsmith.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def generate(
         raise UsageError(f"--threads is {threads}, but must be at least 1")
     if adapter is not None and len(specs) > 1:
         raise UsageError("--adapter goes with one model; give one MODEL or leave --adapter out")
-    plan = {
+    plan: dict[str, Any] = {
         "models": specs,
         "method": method,
         "settings": settings.record() if settings is not None else {},
@@ -101,7 +101,9 @@ def generate(
         "batch_size": batch_size,
     }
     if dry_run:
-        emit(plan | {"dtype": dtype, "device": device, "prompts": [r.prompt for r in requests]})
+        show_json(
+            plan | {"dtype": dtype, "device": device, "prompts": [r.prompt for r in requests]}
+        )
         return
 
     import torch
@@ -117,7 +119,7 @@ def generate(
     decoder = make_decoder(models, method=method, config=settings)
     events = stream(decoder, requests, batch_size=batch_size)
     if json:
-        emit(plan | {"completions": _collect(events, requests)})
+        show_json(plan | {"completions": _collect(events, requests)})
     else:
         _print(events, requests, show)
 

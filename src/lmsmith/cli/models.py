@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmsmith.cli.output import emit, show, show_below
+from lmsmith.display.console import show, show_below, show_json
 
 
 def list_models(*, json: bool = False) -> None:
@@ -15,7 +15,7 @@ def list_models(*, json: bool = False) -> None:
 
     models = status()
     if json:
-        emit(models)
+        show_json(models)
         return
     from rich.filesize import decimal
 
@@ -41,7 +41,7 @@ def pull(name: str, /, *, force: bool = False, json: bool = False) -> None:
 
     folder = pull(name, force=force)
     if json:
-        emit({"name": name, "folder": str(folder)})
+        show_json({"name": name, "folder": str(folder)})
     else:
         show(str(folder))
 
@@ -57,6 +57,6 @@ def remove(name: str, /, *, json: bool = False) -> None:
 
     removed = remove(name)
     if json:
-        emit({"name": name, "removed": removed})
+        show_json({"name": name, "removed": removed})
     else:
         show(f"removed {name}" if removed else f"{name} was not on disk")

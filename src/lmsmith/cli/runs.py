@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmsmith.cli.output import emit, say, show
+from lmsmith.display.console import say, show, show_json
 
 
 def runs(*folders: Path, json: bool = False) -> None:
@@ -18,7 +18,7 @@ def runs(*folders: Path, json: bool = False) -> None:
 
     if len(folders) > 1:
         if json:
-            emit([Report.load(folder).to_dict() for folder in folders])
+            show_json([Report.load(folder).to_dict() for folder in folders])
         else:
             show(*compare(folders))
         return
@@ -29,7 +29,7 @@ def runs(*folders: Path, json: bool = False) -> None:
         raise UsageError(f"no folder {base}")
     described = list_runs(base)
     if json:
-        emit(described)
+        show_json(described)
     elif described:
         show(runs_table(described))
     else:
@@ -48,6 +48,6 @@ def report(*folders: Path, out: Path = Path("docs/RESULTS.md"), json: bool = Fal
 
     page = collect(folders or (Path("results"),), out)
     if json:
-        emit({"page": str(page)})
+        show_json({"page": str(page)})
     else:
         show(str(page))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lmsmith import cards, scaffold
-from lmsmith.cli.output import emit, show
+from lmsmith.display.console import show, show_json
 
 
 def new(name: str, /, *, dir: Path = Path(), json: bool = False) -> None:
@@ -33,7 +33,7 @@ def copy(method: str, folder: Path, /, *, json: bool = False) -> None:
 def _tell(folder: Path, json: bool) -> None:
     card = cards.read(folder)
     if json:
-        emit({"name": card.name, "folder": str(folder)})
+        show_json({"name": card.name, "folder": str(folder)})
         return
     show(
         f"[name]{card.name}[/] is in {folder}. To see it in lmsmith list, generate and bench:",

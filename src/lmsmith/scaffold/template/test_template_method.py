@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmsmith.decoding.events import Request, Sampling
+from lmsmith.decoding.events import Decoder, Request, Sampling
 from lmsmith.decoding.generate import complete
 from lmsmith.decoding.plain import PlainDecoder
 from lmsmith.errors import ConfigError
@@ -26,7 +26,7 @@ def test_a_negative_factor_is_refused():
 def run(factor: float | None, sampling: Sampling) -> tuple[int, ...]:
     """What a tiny model draws after a prompt; plainly where there is no factor."""
     lm = tiny_lm("llama")
-    decoder = PlainDecoder(lm)
+    decoder: Decoder = PlainDecoder(lm)
     if factor is not None:
         decoder = make([lm], TemplateMethodConfig(factor=factor))
     return complete(decoder, [Request("ab", max_tokens=12, sampling=sampling)])[0].ids
