@@ -339,7 +339,7 @@ def test_models_without_plain_attention_are_refused():
         BertForMaskedLM(BertConfig(**small, intermediate_size=32, num_attention_heads=2)),
     ):
         with pytest.raises(CapabilityError, match="Session needs"):
-            Session(lm_of(model))
+            Session(types.SimpleNamespace(model=model))
 
 
 # --------------------------------------------------------------------- errors

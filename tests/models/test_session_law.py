@@ -1,5 +1,7 @@
 """After any operations, logits equal those of a from-scratch forward of the kept tokens."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,7 @@ from session_reference import TARGETS, Reference
 
 from lmsmith.models.adapter import Adapter
 from lmsmith.models.lm import LM
+from lmsmith.models.opening import open_model
 from lmsmith.models.session import Session, Tree
 from lmsmith.testing import FAMILIES, WINDOW, tiny_model
 
@@ -228,3 +231,45 @@ def test_dropping_many_nodes_moves_the_rest_together(family):
         step = session.feed({row: [7]})
         close(step.logits[0], reference.logits(session.tokens(row))[-1], "after all")
         assert session.cached_slots(row) == session.length(row)
+
+
+@pytest.mark.real_model
+def test_law_on_smollm2():
+    """A fixed play on real weights: ragged prompts, drafts, undo, forks and two strengths."""
+    lm = open_model("smollm2-135m", dtype="float32")
+    adapter = Adapter.random(lm.model, ["q_proj", "down_proj"], rank=4, seed=1, scale=0.02)
+    # Merging in float32 would itself be off by 1e-4 on weights this large.
+    reference = Reference(copy.deepcopy(lm.model).double(), adapter)
+    lm.load_adapter(adapter)
+    session = Session(lm)
+    texts = ("The capital of France is", "def fibonacci(n):\n    if n <", "Once upon a time, there")
+    rows = [
+        session.add(lm.encode(text), strength=s) for text, s in zip(texts, (0, 1, 0.5), strict=True)
+    ]
+
+    def check(step, row, tokens, index=-1):
+        expected = reference.logits(tokens, session.strength(row))[-1]
+        close(step.logits_at([(row, index)])[0], expected, lm.decode(tokens))
+
+    step = session.feed({row: [] for row in rows})
+    assert lm.decode([step.logits[0].argmax().item()]).strip() == "Paris"
+    for row in rows:
+        check(step, row, session.tokens(row))
+    drafts = lm.encode(" Paris and Rome")
+    step = session.feed({rows[0]: Tree([*drafts, 28], [-1, -2, -3, -2]), rows[1]: drafts})
+    check(step, rows[0], session.tokens(rows[0]) + drafts, index=2)
+    check(step, rows[0], [*session.tokens(rows[0]), drafts[0], 28])
+    check(step, rows[1], session.tokens(rows[1]))
+    session.keep(rows[0], step.nodes[rows[0]][:1], nodes=step.nodes[rows[0]][3:])
+    twin = session.fork(rows[0])
+    session.crop(rows[1], 3)
+    session.set_strength(rows[0], 1)
+    session.set_strength(rows[2], 0)
+    node = session.live(twin)[0]
+    work = {twin: Tree([12, 13], [node, -1]), rows[0]: Tree([14], [node])}
+    step = session.feed({**work, rows[2]: [15, 16], rows[1]: [17]})
+    check(step, twin, [*session.tokens(twin), 28, 12], index=-2)
+    check(step, twin, [*session.tokens(twin), 13])
+    check(step, rows[0], [*session.tokens(rows[0]), 28, 14])
+    check(step, rows[2], session.tokens(rows[2]))
+    check(step, rows[1], session.tokens(rows[1]))
