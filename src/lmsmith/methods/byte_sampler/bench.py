@@ -20,6 +20,7 @@ from lmsmith.methods.byte_sampler.config import ByteSamplerConfig
 from lmsmith.methods.byte_sampler.decoder import ByteDecoder
 from lmsmith.methods.byte_sampler.reader import ByteReader, normalise
 from lmsmith.methods.byte_sampler.score import byte_logprobs, score
+from lmsmith.methods.byte_sampler.tree import CoveringTree
 
 if TYPE_CHECKING:
     from lmsmith.evaluation.bench import Bench
@@ -92,7 +93,7 @@ def _boundaries(bench: Bench, reader: ByteReader) -> None:
     """Bits of the first byte of the next character, at cuts at random characters."""
     names = bench.options["texts"].split(",")
     bits: dict[str, dict[str, list[float]]] = {}
-    only_end: list[float] = []
+    whole: dict[str, list[float]] = {arm: [] for arm in ARMS}  # where a token ends anyway
     for name in names:
         items = _cuts(name, bench.options["cuts"], bench.seed_for("cuts", name))
         scores = bench.arms(ARMS, items, lambda batch: _score_cuts(reader, batch), 16, name)
@@ -114,7 +115,9 @@ def _boundaries(bench: Bench, reader: ByteReader) -> None:
             },
         )
         against = paired_bootstrap(bits[name]["byte"], bits[name]["healing"], "difference")
-        only_end += [row["gap"] for row in scores["byte"] if row["gap"] is not None]
+        for arm in ARMS:
+            whole[arm] += [b for b, row in zip(bits[name][arm], scores["byte"], strict=True)
+                           if row["boundary"]]  # fmt: skip
         ratio = found["byte"].ratio
         bench.check(
             f"{name}: bits over plain tokenization",
@@ -142,13 +145,23 @@ def _boundaries(bench: Bench, reader: ByteReader) -> None:
         "pilot: at least 10 % fewer bits than healing",
         f"95 % interval [{ratio.low:.3f}, {ratio.high:.3f}]",
     )
+    if whole["byte"]:
+        bench.table(
+            "cuts where a token ends anyway, all texts",
+            "next byte",
+            "bits",
+            whole,
+            baseline="plain",
+        )
+    ends = _only_ends(bench, reader, names)
+    gaps = bench.run("only end", ends, lambda batch: _score_ends(reader, batch), 16, "only end")
     bench.check(
-        "largest difference from plain where the end of the prompt is the only place to go on",
-        max(only_end, default=None),
+        "equal to plain at cuts where nothing but a token boundary is possible",
+        max((row["gap"] for row in gaps), default=None),
         1e-4,
         "<=",
         "identity",
-        f"{len(only_end)} of {len(names) * bench.options['cuts']} cuts; log-probabilities in nats",
+        f"largest difference in nats at {len(ends)} cuts",
     )
     bench.figure(
         "boundary",
@@ -167,11 +180,42 @@ def _cuts(name: str, count: int, seed: int) -> list[Item]:
     ]
 
 
-def _score_cuts(reader: ByteReader, batch: list[Item]) -> list[Mapping[str, Mapping[str, Any]]]:
-    rows = [
+def _only_ends(
+    bench: Bench, reader: ByteReader, names: Sequence[str], most: int = 32
+) -> list[Item]:
+    """Cuts after which no token can reach across: the byte model must equal plain tokenization."""
+    found: list[Item] = []
+    for name in names:
+        for item in _cuts(name, 40 * most, bench.seed_for("ends", name)):
+            tree = CoveringTree(reader.tokens)
+            tree.push(reader.tokens.normalize(item["prefix"]).encode())
+            if tree.trunk and reader.only_end(tree):
+                found.append(item)
+            if len(found) == most:
+                return found
+    return found
+
+
+def _score_ends(reader: ByteReader, batch: list[Item]) -> list[Mapping[str, Any]]:
+    rows = _open(reader, batch)
+    found = arms(reader, rows)
+    for row in rows:
+        reader.close(row)
+    return [
+        {"gap": _gap(byte, plain)}
+        for byte, plain in zip(found["byte"], found["plain"], strict=True)
+    ]
+
+
+def _open(reader: ByteReader, batch: list[Item]) -> list[int]:
+    return [
         reader.open([reader.tokens.normalize(item["prefix"]).encode()], start=True)
         for item in batch
     ]
+
+
+def _score_cuts(reader: ByteReader, batch: list[Item]) -> list[Mapping[str, Mapping[str, Any]]]:
+    rows = _open(reader, batch)
     found = arms(reader, rows)
     scores: list[Mapping[str, Mapping[str, Any]]] = []
     for index, (item, row) in enumerate(zip(batch, rows, strict=True)):
@@ -183,12 +227,13 @@ def _score_cuts(reader: ByteReader, batch: list[Item]) -> list[Mapping[str, Mapp
                 "bits": float(-vector[target] / math.log(2)),
                 "right": int(vector.argmax()) == target,
             }
-        entry["byte"]["nodes"] = len(reader.tree(row).live_nodes())
-        entry["byte"]["gap"] = (
-            _gap(found["byte"][index], found["plain"][index]) if reader.only_end(row) else None
-        )
+        ids = reader.lm.encode(item["prefix"], add_special=False)
+        longer = reader.lm.encode(item["prefix"] + item["next"], add_special=False)
+        entry["byte"] |= {
+            "nodes": len(reader.tree(row).live_nodes()),
+            "boundary": longer[: len(ids)] == ids,
+        }
         scores.append(entry)
-    for row in rows:
         reader.close(row)
     return scores
 
@@ -352,7 +397,9 @@ def _exactness(bench: Bench, lm: LM) -> None:
         bench.once(
             "proxy 0",
             lambda: float(
-                (combine.proxy(vectors, vectors.roll(1, 0), vectors, 0.0) - vectors).abs().max()
+                (combine.proxy(vectors, vectors.roll(1, 0), vectors, 0.0).exp() - vectors.exp())
+                .abs()
+                .max()
             ),
         ),
         0.0,

@@ -71,7 +71,21 @@ class ByteBuckets:
             if len(self._cache) > 4096:
                 self._cache.clear()
             low, high = self._tokens.range(walked)
-            self._cache[walked] = self.split(self._tokens.sorted_ids[low:high], walked)
+            low += len(self.spelled(walked))
+            following = np.empty(high - low, dtype=np.int64)
+            if high - low > 512:  # spellings are sorted, so each next byte is one stretch of them
+                for byte in range(256):
+                    first, last = self._tokens.range(walked + bytes((byte,)))
+                    following[first - low : last - low] = byte
+            else:
+                for place, token in enumerate(self._tokens.sorted_ids[low:high].tolist()):
+                    following[place] = self._tokens.spelling[token][len(walked)]  # type: ignore[index]
+            ids = self._tokens.sorted_ids[low:high]
+            known = ids < self._vocabulary
+            self._cache[walked] = (
+                torch.from_numpy(ids[known]).to(self._device),
+                torch.from_numpy(following[known]).to(self._device),
+            )
         return self._cache[walked]
 
     def spelled(self, walked: bytes) -> list[int]:

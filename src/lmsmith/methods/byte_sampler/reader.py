@@ -307,18 +307,17 @@ class ByteReader:
         probs = values[ids].exp()
         return probs.new_zeros(STOP + 1).index_add_(0, following, probs)
 
-    def only_end(self, row: int) -> bool:
-        """Whether the end of the prefix is the only place where the text can go on.
+    def only_end(self, tree: CoveringTree) -> bool:
+        """Whether the end of a prefix is the only place where its text can go on.
 
         Then the byte model and plain tokenization are the same model.
         """
-        heads = self._rows[row].tree.heads()
-        open_heads = [
+        places = [
             head
-            for head in heads
+            for head in tree.heads()
             if not head.walked or head.added or len(self.buckets.after(head.walked)[0])
         ]
-        return len(open_heads) == 1 and not open_heads[0].walked
+        return len(places) == 1 and not places[0].walked
 
     def end_of_text(self, row: int) -> tuple[Node, Tensor]:
         """Where the prefix ends as a complete text, and the next byte's masses there  # [257]."""
