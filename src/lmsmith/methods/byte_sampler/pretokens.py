@@ -33,8 +33,13 @@ WITNESSES: tuple[str, ...] = (
 # Inside a single word, with at most a space before it, only the kind of what follows matters.
 _WORD = re.compile(r" ?[^\W\d_]+\Z")
 _WORD_WITNESSES = ("", "a", "A", "1", " ", ".", "'", "'s", "'a", "\u0301", "中", "\n")
+# Deep inside one long pre-token (a run of dashes, of spaces, of letters) every probe is long too.
+_LONG = 48
+_LONG_WITNESSES = (
+    *("", "a", "A", "s", "t", "e", "l", "E", "L", "1", "12", " ", " a", "\n", ".", "'s", "/"),
+)
 
-_CACHED = 200_000
+_CACHED = 100_000
 
 
 class Outcomes(NamedTuple):
@@ -96,12 +101,14 @@ class Splitter:
                 self._outcomes.clear()
             size = len(tail)
             found: dict[Splits, None] = {}
-            for witness in _WORD_WITNESSES if _WORD.match(tail) else WITNESSES:
+            for witness in _witnesses(tail):
                 splits = self.splits(tail + witness)
                 while splits and splits[-1] >= size:
                     splits = splits[:-1]
                 found[splits] = None
-            known = self._outcomes[tail] = Outcomes(tuple(found), next(iter(found)))
+            known = Outcomes(tuple(found), next(iter(found)))
+            if size <= 2 * _LONG:
+                self._outcomes[tail] = known
         return known
 
     def splits_before(self, tail: str, pending: bytes) -> tuple[bool, ...]:
@@ -135,8 +142,16 @@ class Splitter:
                     for start in starts
                     for witness in ("", "a", " ")
                 }
-            known = self._endings[tail, opening] = frozenset(found)
+            known = frozenset(found)
+            if size <= 2 * _LONG:
+                self._endings[tail, opening] = known
         return known
+
+
+def _witnesses(tail: str) -> tuple[str, ...]:
+    if _WORD.match(tail):
+        return _WORD_WITNESSES
+    return WITNESSES if len(tail) <= _LONG else _LONG_WITNESSES
 
 
 def _never_splits(description: dict[str, Any], space: str, state: dict[str, Any]) -> bool:

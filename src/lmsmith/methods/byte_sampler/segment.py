@@ -168,10 +168,18 @@ class Segment:
 
     def _replay(self, splits: Splits, root: Node, intern: Intern) -> Strand | None:
         """A strand that was not kept, from the anchor; None where it contradicts the trunk."""
+        trunk, node = {}, root
+        while node.parent is not None and node.depth > self.anchor.depth:
+            trunk[node.parent, node.token] = node
+            node = node.parent
+
+        def again(parent: Node, token: int, length: int) -> Node:
+            return trunk.get((parent, token)) or intern(parent, token, length)
+
         strand, start = _start(self.anchor), 0
         for stop in (*splits, len(self.tail)):
             for character in self.tail[start:stop]:
-                strand = _advance(self.tokens, strand, character, intern)
+                strand = _advance(self.tokens, strand, character, again)
             if stop != len(self.tail):
                 strand, start = _start(strand.finished), stop
         if root.depth <= self.anchor.depth:

@@ -65,7 +65,8 @@ class CoveringTree:
         self.trunk: list[int] = []
         self.pushed = 0
         self._made = 1
-        self._nodes: dict[tuple[Node, int], Node] = {}
+        self._nodes: dict[tuple[Node, int], Node] = {}  # so that each node is made once
+        self._limit = 64
         self._pending = b""  # first bytes of an unfinished character
         self._half: Segment | None = None  # the last segment with `_pending`, made on demand
         self._heads: list[Head] | None = None
@@ -181,24 +182,20 @@ class CoveringTree:
         if path:
             self.root = path[0]
             self.trunk.extend(node.token for node in reversed(path))
-        if len(self._nodes) > 64 + 8 * len(heads):
+        if len(self._nodes) > self._limit:
             self._forget()
 
     def _forget(self) -> None:
-        """Drop dead nodes from the table; the region's states may still need theirs."""
-        ends: dict[Node, None] = {}
-        for segment in (self._start, self._segment, *self._moves.values()):
-            ends.update(_nodes_of(segment))
+        """Drop nodes from the table that no state above the trunk needs."""
         keep: set[Node] = set()
-        lowest = self._start.anchor.depth
-        for end in ends:
-            node = end
-            while node.depth >= lowest and node not in keep:
-                keep.add(node)
-                if node.parent is None:
-                    break
-                node = node.parent
+        for segment in (self._start, self._segment, *self._moves.values()):
+            for end in _nodes_of(segment):
+                node = end
+                while node.depth > self.root.depth and node not in keep:
+                    keep.add(node)
+                    node = _parent(node)
         self._nodes = {key: node for key, node in self._nodes.items() if node in keep}
+        self._limit = 64 + 2 * len(self._nodes)
 
     # Reading --------------------------------------------------------------------------------
 
