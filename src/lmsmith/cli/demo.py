@@ -7,7 +7,7 @@ from lmsmith.display.console import show, show_json
 # Each ends inside a word, which is where a tokenizer's choice of tokens misleads a model.
 PROMPTS = (
     "The capital of Australia is Canb",
-    "def fibonacci(n):\n    if n < 2:\n        retu",
+    "for i in ran",
     "Water boils at one hundred degrees Cels",
     "The opposite of expensive is inexp",
 )
@@ -22,7 +22,9 @@ def demo(*, model: str = "smollm2-135m", length: int = 24, json: bool = False) -
         json: Print one JSON document and nothing else.
     """
     from lmsmith import Sampling, generate, open_model
+    from lmsmith.cli.threads import set_threads
 
+    set_threads()
     lm = open_model(model)
     prompts = list(PROMPTS)
     greedy = Sampling(temperature=0.0)

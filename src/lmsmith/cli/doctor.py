@@ -64,31 +64,25 @@ def _packages() -> list[dict[str, Any]]:
 def _hardware() -> list[dict[str, Any]]:
     import os
 
-    rows = [_row("CPU cores", f"{_usable_cores()} usable of {os.cpu_count()}")]
+    from lmsmith.evaluation.environment import available_cores, cpu_name, fastest_threads
+
+    cores = f"{available_cores()} usable of {os.cpu_count()}"
+    rows = [_row("processor", cpu_name()), _row("CPU cores", cores)]
     try:
         import torch
     except Exception as error:
         return [*rows, _row("torch", f"{type(error).__name__}: {error}", False, "reinstall torch")]
-    capability = torch.backends.cpu.get_cpu_capability()
-    devices = [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(_accelerators())]
-    rows += [
-        _row("CPU instructions", capability),
-        _row("torch threads", f"{torch.get_num_threads()}; change with OMP_NUM_THREADS"),
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(count)]
+    threads = (
+        f"{fastest_threads(repeats=1)} is fastest now; commands choose it, OMP_NUM_THREADS sets it"
+    )
+    return [
+        *rows,
+        _row("CPU instructions", torch.backends.cpu.get_cpu_capability()),
+        _row("torch threads", threads),
         _row("accelerators", ", ".join(devices) or "none; models run on the CPU"),
     ]
-    return rows
-
-
-def _accelerators() -> int:
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _usable_cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _storage() -> list[dict[str, Any]]:
