@@ -18,7 +18,8 @@ from lmsmith.errors import StorageError
 
 HINT = "free some space, or set LMSMITH_CACHE to a folder on another disk"
 # What the system says when a file cannot grow: disk full, quota used up, file size limit.
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST}
 
 
 def cache_dir() -> Path:
@@ -62,12 +63,12 @@ def storing(what: str, size: int) -> Iterator[None]:
             # The safetensors writer is not Python and puts the system's error into its text.
             found = re.search(r"\(os error (\d+)\)", str(error))
             code = int(found[1]) if found else None
-        if code in _FULL:
+        if code in FULL:
             raise StorageError(
                 f"no space left for {what}, which needs about {size / 1e9:.1f} GB in "
                 f"{cache_dir()}; {HINT}"
             ) from None
-        if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        if code in FORBIDDEN:
             raise StorageError(
                 f"{cache_dir()} cannot be written; set LMSMITH_CACHE to a folder that can be"
             ) from None

@@ -38,6 +38,14 @@ PLAIN = {"default", "gpt-2", "jais", "mpt", "olmo", "phi-2"}
 # Models of these pre-tokenizers normalise text to NFC; a GGUF file has no field for that.
 NFC = {"qwen2"}
 
+# Tokens with a role: what transformers calls them, and what GGUF does.
+_NAMED = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "pad_token": "padding",
+    "unk_token": "unknown",
+}
+
 _UNUSED = 5  # a GGUF token type: an id without a token, there to fill up the matrix
 
 
@@ -62,11 +70,8 @@ def read_tokenizer(path: Path) -> tuple[PreTrainedTokenizerFast, list[str]]:
         backend, corrections = _corrected(json.loads(read.backend_tokenizer.to_str()), metadata)
         tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer.from_str(json.dumps(backend)),
-            bos_token=read.bos_token,
-            eos_token=read.eos_token,
-            pad_token=read.pad_token,
-            unk_token=read.unk_token,
             model_max_length=metadata["context_length"],
+            **metadata["named"],
         )
     tokenizer.chat_template = read.chat_template
     return tokenizer, corrections
@@ -94,7 +99,7 @@ def read_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     )
     try:
         with quiet(), reading(path), torch.no_grad():
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 str(path.parent),
                 gguf_file=path.name,
                 dtype=dtype,
@@ -156,7 +161,12 @@ def read_metadata(path: Path) -> dict[str, Any]:
     with reading(path):
         metadata, _ = read_gguf_metadata(str(path), arrays)
         tokens, types = (metadata.get(name) or () for name in arrays)
+        named = {
+            name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _NAMED.items()
+        }
         return {
+            "tokens": tokens,
+            "named": {name: None if id is None else tokens[id] for name, id in named.items()},
             "model": metadata.get("tokenizer.ggml.model", ""),
             "pre": metadata.get("tokenizer.ggml.pre", "default"),
             "fillers": [
@@ -197,6 +207,13 @@ def _corrected(state: dict[str, Any], metadata: dict[str, Any]) -> tuple[dict[st
         if pre in NFC and state["normalizer"] is None:
             state["normalizer"] = {"type": "NFC"}
             corrections.append(f"text is normalised to NFC, as models of {pre!r} do")
+    present = set(metadata["tokens"])
+    invented = [token for token in state["added_tokens"] if token["content"] not in present]
+    if invented:
+        # The class that transformers goes through has default tokens, past the end of the matrix.
+        state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] in present]
+        names = ", ".join(token["content"] for token in invented)
+        corrections.append(f"no tokens that the file does not have ({names})")
     vocabulary = state["model"].get("vocab")
     if isinstance(vocabulary, dict):
         fillers = metadata["fillers"]

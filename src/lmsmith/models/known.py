@@ -255,7 +255,8 @@ def load_tokenizer(name: str, known: Mapping[str, KnownModel] = KNOWN) -> PreTra
 
     folder = pull(name, known=known)
     with quiet(), reading(folder, _advice(name)):
-        return AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    return tokenizer
 
 
 def verify(model: KnownModel) -> None:

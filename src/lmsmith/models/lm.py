@@ -116,17 +116,17 @@ class LM:
 
     def _end_of_turn(self) -> int | None:
         """The special token that the chat template puts right after a reply."""
-        assert self.tokenizer is not None
-        if not self.tokenizer.chat_template:
+        tokenizer = self._tokens()
+        if not tokenizer.chat_template:
             return None
         reply = "lmsmith"
         turns = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": reply}]
         try:
-            text = self.tokenizer.apply_chat_template(turns, tokenize=False)
+            text = tokenizer.apply_chat_template(turns, tokenize=False)
         except Exception:  # templates are programs; one that needs more than this says nothing here
             return None
         after = self.encode(text.rpartition(reply)[2].lstrip(), add_special=False)[:1]
-        return after[0] if after and after[0] in self.tokenizer.all_special_ids else None
+        return after[0] if after and after[0] in tokenizer.all_special_ids else None
 
     # Text
 
@@ -224,7 +224,7 @@ class LM:
                 )
         return ids
 
-    def _tokens(self) -> PreTrainedTokenizerFast:
+    def _tokens(self) -> Any:
         if self.tokenizer is None:
             raise CapabilityError("text", "a tokenizer", "none", f"give {self.name} token ids")
         return self.tokenizer

@@ -64,10 +64,11 @@ def open_model(
 
     from lmsmith.models.lm import LM
 
-    chosen_device = _device(device)
-    chosen_dtype = _dtype(dtype, chosen_device)
+    chosen_device = resolve_device(device)
+    chosen_dtype = resolve_dtype(dtype, chosen_device)
     place = _find(spec)
     name = str(spec)
+    model: Any
     with progress(f"opening {name}"), torch.no_grad():
         if place.gguf is not None:
             from lmsmith.models import gguf
@@ -215,7 +216,7 @@ def _read_model(place: _Place, dtype: torch.dtype, trust_remote_code: bool) -> P
     }
     with quiet(), reading(Path(place.where), place.advice):
         config = AutoConfig.from_pretrained(place.where, **origin)
-        kind = AutoModelForCausalLM if _generates(config) else AutoModel
+        kind: Any = AutoModelForCausalLM if _generates(config) else AutoModel
         model, loaded = kind.from_pretrained(
             place.where,
             config=config,
@@ -247,7 +248,12 @@ def _generates(config: Any) -> bool:
 # How it is computed
 
 
-def _device(device: str | torch.device) -> torch.device:
+def resolve_device(device: str | torch.device) -> torch.device:
+    """The device that a name stands for; `auto` is the first accelerator, else the CPU.
+
+    Raises:
+        UsageError: It cannot be used here.
+    """
     import torch
 
     if device == "auto":
@@ -262,7 +268,12 @@ def _device(device: str | torch.device) -> torch.device:
     return chosen
 
 
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype that a name stands for on a device; `auto` as `open_model` says.
+
+    Raises:
+        UnknownNameError: Not one of `auto` and `DTYPES`.
+    """
     import torch
 
     if isinstance(dtype, torch.dtype):

