@@ -16,6 +16,7 @@ def run(*words, text=None):
         text=True,
         input=text,
         timeout=240,
+        check=False,
     )
 
 
