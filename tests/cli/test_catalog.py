@@ -84,7 +84,7 @@ def test_models_remove_of_what_is_not_there_says_so(lmsmith, tmp_path, monkeypat
 
 def test_doctor_is_content_with_this_machine(lmsmith):
     document = lmsmith("doctor", "--json").document
-    assert {"torch", "transformers", "CPU cores", "model cache", "methods"} <= {
+    assert {"torch", "transformers", "memory", "model cache", "methods"} <= {
         check["what"] for check in document["checks"]
     }
     assert document["ready"] == all(check["ok"] for check in document["checks"])

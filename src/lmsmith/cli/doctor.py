@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from lmsmith.display.console import show, show_json
 
 
-def doctor(*, json: bool = False) -> int:
+def doctor(*, registry: bool = False, json: bool = False) -> int:
     """Check whether this machine is ready; exit code 3 when something needed is missing.
 
     Args:
+        registry: Also ask whether the package registry answers.
         json: Print one JSON document and nothing else.
     """
-    checks = examine()
+    checks = examine(registry)
     ready = all(check["ok"] for check in checks)
     if json:
         show_json({"ready": ready, "checks": checks})
@@ -31,9 +33,16 @@ def doctor(*, json: bool = False) -> int:
     return 0 if ready else 3
 
 
-def examine() -> list[dict[str, Any]]:
+def examine(registry: bool = False) -> list[dict[str, Any]]:
     """Every check, as rows of `what`, `found`, `ok` and `hint`."""
-    return [*_packages(), *_hardware(), *_storage(), *_methods()]
+    rows = [*_packages(), *_hardware(), *_storage(), *_methods()]
+    if registry:
+        from lmsmith.models.doctor import registry_answers
+
+        ok = registry_answers()
+        hint = "check the network and pip's settings: python -m pip config list"
+        rows.append(_row("package registry", "answers" if ok else "does not answer", ok, hint))
+    return rows
 
 
 def _row(what: str, found: Any, ok: bool = True, hint: str = "") -> dict[str, Any]:
@@ -62,42 +71,36 @@ def _packages() -> list[dict[str, Any]]:
 
 
 def _hardware() -> list[dict[str, Any]]:
-    import os
-
     from lmsmith.evaluation.environment import available_cores, cpu_name, fastest_threads
+    from lmsmith.models.doctor import hardware, memory
 
-    cores = f"{available_cores()} usable of {os.cpu_count()}"
-    rows = [_row("processor", cpu_name()), _row("CPU cores", cores)]
+    rows = [_row("processor", f"{cpu_name()}, {available_cores()} cores usable")]
     try:
-        import torch
+        found = hardware()
     except Exception as error:
         return [*rows, _row("torch", f"{type(error).__name__}: {error}", False, "reinstall torch")]
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    devices = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(count)]
-    threads = (
-        f"{fastest_threads(repeats=1)} is fastest now; commands choose it, OMP_NUM_THREADS sets it"
-    )
+    sizes = {name: size for name, size in memory().items() if size is not None}
+    threads = f"{fastest_threads(repeats=1)} fastest now; commands choose, OMP_NUM_THREADS sets it"
     return [
         *rows,
-        _row("CPU instructions", torch.backends.cpu.get_cpu_capability()),
+        _row("memory", ", ".join(f"{size / 1e9:.1f} GB {name}" for name, size in sizes.items())),
         _row("torch threads", threads),
-        _row("accelerators", ", ".join(devices) or "none; models run on the CPU"),
+        _row("accelerators", ", ".join(found["accelerators"]) or "none; models run on the CPU"),
+        _row("device and dtype", f"auto is {found['device']}, {found['dtype']}"),
     ]
 
 
 def _storage() -> list[dict[str, Any]]:
-    import os
-    import shutil
+    from lmsmith.models.cache import HINT
+    from lmsmith.models.doctor import cache
 
-    from lmsmith.models.cache import HINT, cache_dir
-
-    place = root = cache_dir()
-    while not place.exists():
-        place = place.parent
-    if not (place.is_dir() and os.access(place, os.W_OK)):
-        return [_row("model cache", f"{root} cannot be written", False, HINT)]
-    free = shutil.disk_usage(place).free / 1e9
-    return [_row("model cache", f"{root}, {free:.1f} GB free", free > 1, HINT)]
+    found = cache()
+    folder = Path(found["folder"])
+    in_the_way = any(place.is_file() for place in (folder, *folder.parents))
+    if in_the_way or not found["writable"]:
+        return [_row("model cache", f"{found['folder']} cannot be written", False, HINT)]
+    free = found["free"] / 1e9
+    return [_row("model cache", f"{found['folder']}, {free:.1f} GB free", free > 1, HINT)]
 
 
 def _methods() -> list[dict[str, Any]]:
