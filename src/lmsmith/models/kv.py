@@ -150,7 +150,6 @@ class KVStore(Cache):
         """Slots that the forward under way attends to (transformers' name)."""
         return self._used
 
-    @torch.inference_mode()
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
