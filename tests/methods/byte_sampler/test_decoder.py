@@ -147,7 +147,13 @@ def test_context_end_finishes_the_row():
 
 def test_bad_prompts_are_one_line():
     decoder = ByteDecoder([toy_lm()])
-    for prompt, part in [([], "empty"), (b"the \xff", "offset 4"), ("a b" * 4000, "shorten")]:
+    for prompt, part in [
+        ([], "empty"),
+        (b"the \xff", "offset 4"),
+        ("a b" * 4000, "shorten"),
+        ("the \ud800", "not Unicode"),
+        ([9999], "9999"),
+    ]:
         with pytest.raises(UsageError, match=part) as caught:
             decoder.admit(Request(prompt))
         assert "\n" not in str(caught.value)

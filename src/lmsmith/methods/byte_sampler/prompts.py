@@ -22,6 +22,10 @@ def parts_of(reader: ByteReader, prompt: Prompt) -> tuple[list[int | bytes], boo
     """
     lm, tokens = reader.lm, reader.tokens
     if isinstance(prompt, str):
+        try:
+            prompt.encode()
+        except UnicodeEncodeError:  # a lone surrogate
+            raise UsageError("the prompt holds characters that are not Unicode text") from None
         prompt = tokens.normalize(prompt).encode()
     if isinstance(prompt, bytes):
         _check_utf8(prompt)
