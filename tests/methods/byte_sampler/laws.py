@@ -26,7 +26,7 @@ AMBIGUOUS = {
     "control": "con\x00a\x1fb\x7fc \x0b\x0cd",
     "sentencepiece": "a▁b ▁▁c <0x41> ▁",
     "mixed": "Hi  é123'll 世界!!\n\n  OK\r\n\t'S <|im_end|> 🙂 don't 45678 ",
-    "scripts": "עברית abc‏ Ελλάδα Привет กำลังทดสอบ ك١٢٣ ﷽ x² ½ Ⅷ ㍿",
+    "scripts": "עברית abc\u200f Ελλάδα Привет กำลังทดสอบ ك١٢٣ ﷽ x² ½ Ⅷ ㍿",
 }
 """Texts whose tokenization depends on what comes later (digest, section 8)."""
 

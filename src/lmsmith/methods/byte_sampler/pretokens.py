@@ -39,6 +39,10 @@ _LONG_WITNESSES = (
     *("", "a", "A", "s", "t", "e", "l", "E", "L", "1", "12", " ", " a", "\n", ".", "'s", "/"),
 )
 
+# After a character that is given, or one that stands for others.
+_AFTER_ASCII = ("", "a", "s", "l", "e", "1", "12", " ", "\n")
+_AFTER_START = ("", "a", " ")
+
 _CACHED = 100_000
 
 
@@ -62,7 +66,8 @@ class Splitter:
         description = state.get("pre_tokenizer")
         self.never = description is None or _never_splits(description, space, state)
         self._outcomes: dict[str, Outcomes] = {}
-        self._endings: dict[tuple[str, str | bytes], frozenset[Splits]] = {}
+        self._before: dict[tuple[str, bytes], tuple[bool, ...]] = {}
+        self._endings: dict[tuple[str, str], frozenset[Splits]] = {}
         if not self.never:
             for sample in ("a b, c's 12345 \n \n  d\t.中文\r\n", "don't   X_y  "):
                 self.splits(sample)
@@ -97,8 +102,6 @@ class Splitter:
         """
         known = self._outcomes.get(tail)
         if known is None:
-            if len(self._outcomes) > _CACHED:
-                self._outcomes.clear()
             size = len(tail)
             found: dict[Splits, None] = {}
             for witness in _witnesses(tail):
@@ -108,7 +111,7 @@ class Splitter:
                 found[splits] = None
             known = Outcomes(tuple(found), next(iter(found)))
             if size <= 2 * _LONG:
-                self._outcomes[tail] = known
+                _trim(self._outcomes)[tail] = known
         return known
 
     def splits_before(self, tail: str, pending: bytes) -> tuple[bool, ...]:
@@ -118,34 +121,41 @@ class Splitter:
             tail: The open end before it, not empty.
             pending: The first bytes of the character's UTF-8.
         """
-        here = len(tail)
-        return tuple(sorted({here in splits for splits in self.endings(tail, pending)}))
-
-    def endings(self, tail: str, opening: str | bytes) -> frozenset[Splits]:
-        """Ways to split `tail`, its end included, before text that begins in a certain way.
-
-        Args:
-            tail: The open end.
-            opening: The character that follows, or the first bytes of it.
-        """
-        known = self._endings.get((tail, opening))
+        known = self._before.get((tail, pending))
         if known is None:
-            if len(self._endings) > _CACHED:
-                self._endings.clear()
-            size = len(tail)
-            if isinstance(opening, str) and opening.isascii():
-                found = set(self.outcomes(tail + opening).hypotheses)
-            else:
-                starts = (opening,) if isinstance(opening, str) else representatives(opening)
-                found = {
-                    tuple(p for p in self.splits(tail + start + witness) if p <= size)
-                    for start in starts
-                    for witness in ("", "a", " ")
-                }
-            known = frozenset(found)
-            if size <= 2 * _LONG:
-                self._endings[tail, opening] = known
+            here, found = len(tail), set()
+            starts = representatives(pending)
+            if here > _LONG:
+                starts = tuple({unicodedata.category(start): start for start in starts}.values())
+            for start in starts:
+                for witness in _AFTER_START:
+                    found.add(here in self.splits(tail + start + witness))
+                if len(found) == 2:
+                    break
+            known = tuple(sorted(found))
+            if here <= 2 * _LONG:
+                _trim(self._before)[tail, pending] = known
         return known
+
+    def endings(self, tail: str, following: str) -> frozenset[Splits]:
+        """Ways to split `tail`, its end included, before text that begins with a character."""
+        known = self._endings.get((tail, following))
+        if known is None:
+            size = len(tail)
+            witnesses = _AFTER_ASCII if following.isascii() else _AFTER_START
+            known = frozenset(
+                tuple(p for p in self.splits(tail + following + witness) if p <= size)
+                for witness in witnesses
+            )
+            if size <= 2 * _LONG:
+                _trim(self._endings)[tail, following] = known
+        return known
+
+
+def _trim(cache: dict[Any, Any]) -> dict[Any, Any]:
+    if len(cache) > _CACHED:
+        cache.clear()
+    return cache
 
 
 def _witnesses(tail: str) -> tuple[str, ...]:
@@ -166,16 +176,22 @@ def _never_splits(description: dict[str, Any], space: str, state: dict[str, Any]
 
 @lru_cache(maxsize=4096)
 def representatives(pending: bytes) -> tuple[str, ...]:
-    """Characters whose UTF-8 starts with `pending`: some of every general category and block."""
+    """Characters whose UTF-8 starts with `pending`: some of every general category and block.
+
+    The first and the last of each, as scripts seldom begin where blocks do.
+    """
     first, last = completions(pending)
-    stride = max(0x80, (last - first + 1) // 16)
-    found: dict[tuple[str, int], str] = {}
+    stride = max(0x80, (last - first + 1) // 32)
+    lowest: dict[tuple[str, int], str] = {}
+    highest: dict[tuple[str, int], str] = {}
     for point in range(first, last + 1):
         if 0xD800 <= point < 0xE000:
             continue  # surrogates are not characters
         character = chr(point)
-        found.setdefault((unicodedata.category(character), (point - first) // stride), character)
-    return tuple(found.values())
+        key = unicodedata.category(character), (point - first) // stride
+        lowest.setdefault(key, character)
+        highest[key] = character
+    return tuple(dict.fromkeys((*lowest.values(), *highest.values())))
 
 
 def completions(pending: bytes) -> tuple[int, int]:

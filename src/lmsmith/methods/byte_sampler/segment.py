@@ -152,14 +152,21 @@ class Segment:
         if splitter.never or not self.tail:
             ends = [place for place in self.strands[()].places if not place.walked]
             return {place.node: (place.fresh, not place.fresh) for place in ends}
+        if isinstance(opening, bytes):
+            options = splitter.splits_before(self.tail, opening)
+            ways = [(strand, split) for strand in self.strands.values() for split in options]
+        else:
+            ways = []
+            for splits in splitter.endings(self.tail, opening):
+                split = bool(splits) and splits[-1] == here
+                strand = self.strands.get(splits[:-1] if split else splits)
+                if strand is not None:
+                    ways.append((strand, split))
         found: dict[Node, tuple[bool, bool]] = {}
-        for splits in splitter.endings(self.tail, opening):
-            split = bool(splits) and splits[-1] == here
-            strand = self.strands.get(splits[:-1] if split else splits)
-            if strand is not None:
-                node = strand.finished if split else strand.end
-                fresh, joins = found.get(node, (False, False))
-                found[node] = (fresh or split, joins or not split)
+        for strand, split in ways:
+            node = strand.finished if split else strand.end
+            fresh, joins = found.get(node, (False, False))
+            found[node] = (fresh or split, joins or not split)
         return found
 
     def finished(self) -> Node:

@@ -101,7 +101,9 @@ class ByteTokens:
         self._reencode = False
         self.splitter = Splitter(tokenizer, state, self._space if self.kind != "byte-level" else "")
         # Where the replay of merges disagrees with the tokenizer, the tokenizer is asked instead.
-        self._reencode = self.self_test(pairs=200) > 0
+        if self.self_test(pairs=200):
+            self._reencode = True
+            self._valid.clear()
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> ByteTokens:
