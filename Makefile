@@ -5,7 +5,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Compiling every module of torch and transformers takes longer than installing them.
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 # One torch thread a process: on a small machine two are often slower on small models.
 TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
@@ -22,13 +23,13 @@ $(VENV)/installed: pyproject.toml constraints.txt
 		{ echo "$(PYTHON) is older than 3.11; run: make PYTHON=/path/to/python3.11" >&2; exit 3; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing torch and lmsmith into $(VENV) ..."
-	@$(PIP) install $(TORCH)
-	@$(PIP) install -c constraints.txt -e .
+	@$(PIP) install --no-compile $(TORCH)
+	@$(PIP) install --no-compile -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/developing: $(VENV)/installed
 	@echo "installing the development tools into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e '.[dev]'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
 setup: $(VENV)/developing ## create .venv with everything that development needs
@@ -49,11 +50,11 @@ fmt: setup ## format the code and mend what can be mended
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-lint: setup
+lint: setup ## style and docstrings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-type: setup
+type: setup ## static types
 	$(BIN)/mypy
 
 contracts: setup ## who may import whom
@@ -65,7 +66,7 @@ bench: setup ## prove the plumbing of every bench
 		$(BIN)/lmsmith bench $$name --size smoke || exit $$?; done
 
 $(VENV)/documenting: $(VENV)/installed
-	@$(PIP) install -c constraints.txt -e '.[docs]'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[docs]'
 	@touch $@
 
 docs: $(VENV)/documenting ## build the pages into site/
