@@ -32,7 +32,7 @@ def facts(registry: bool = False) -> dict[str, Any]:
         JSON values: `python`, `packages` (version, or `None` if missing), `hardware`, `memory` and
         `cache` (sizes in bytes), `models` (as `known.status`), and `registry` if asked for.
     """
-    found = {
+    found: dict[str, Any] = {
         "python": platform.python_version(),
         "packages": packages(),
         "hardware": hardware(),

@@ -126,7 +126,8 @@ class LM:
         except Exception:  # templates are programs; one that needs more than this says nothing here
             return None
         after = self.encode(text.rpartition(reply)[2].lstrip(), add_special=False)[:1]
-        return after[0] if after and after[0] in tokenizer.all_special_ids else None
+        added = tokenizer.added_tokens_decoder.get(after[0]) if after else None
+        return after[0] if added is not None and added.special else None
 
     # Text
 
@@ -192,10 +193,9 @@ class LM:
                     f"{error.start}; give it as UTF-8 text"
                 ) from None
         if isinstance(prompt, str):
-            try:
-                ids = self.encode(prompt)
-            except UnicodeEncodeError:  # a lone surrogate
-                raise UsageError("the prompt holds characters that are not Unicode text") from None
+            if any("\ud800" <= letter <= "\udfff" for letter in prompt):
+                raise UsageError("the prompt holds a lone surrogate; give it as UTF-8 text")
+            ids = self.encode(prompt)
         elif len(prompt) and isinstance(prompt[0], Mapping):
             ids = self.chat_ids(prompt)
         else:
