@@ -285,6 +285,22 @@ def test_no_hub_at_all(monkeypatch, endpoint):
     assert time.monotonic() - started < 10
 
 
+def test_what_is_not_there_is_told_before_torch_is_imported():
+    code = (
+        "import sys\nfrom lmsmith.models import open_model\n"
+        "for spec in ('nobody/no-such-model', 'smolm2'):\n"
+        "    try:\n        open_model(spec)\n"
+        "    except Exception as error:\n        print(type(error).__name__)\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    environment = os.environ | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.stdout.split() == ["ModelSourceError", "UnknownNameError"], done.stderr
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_hub_model_in_the_hub_cache_opens_without_a_hub(folder, tmp_path):
     store = tmp_path / "hub" / "models--nobody--tiny"
     shutil.copytree(folder, store / "snapshots" / "abc")

@@ -9,7 +9,6 @@ Not for: where files come from or are kept (`known`).
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -254,11 +253,8 @@ def quiet() -> Iterator[None]:
     )
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         restore()
-        if before is None:
-            os.environ.pop("TOKENIZERS_PARALLELISM", None)

@@ -60,13 +60,17 @@ def open_model(
         ModelFileError: A file is missing, cut off or broken.
         StorageError: No space in the cache.
     """
+    if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
+        raise UnknownNameError("dtype", dtype, ("auto", *DTYPES))
+    # Before torch is imported, so that what is not there is told at once.
+    place = _find(spec)
+
     import torch
 
     from lmsmith.models.lm import LM
 
     chosen_device = resolve_device(device)
     chosen_dtype = resolve_dtype(dtype, chosen_device)
-    place = _find(spec)
     name = str(spec)
     model: Any
     with progress(f"opening {name}"), torch.no_grad():
