@@ -1,0 +1,9 @@
+"""What all tests share."""
+
+from hypothesis import HealthCheck, settings
+
+# Time says nothing about correctness on a busy machine; budgets have tests of their own.
+settings.register_profile(
+    "lmsmith", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("lmsmith")
