@@ -208,6 +208,29 @@ def test_crop_far_behind_the_sliding_window(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_long_pieces_of_ragged_rows(family):
+    """More new tokens at once than heads are folded for, after an unequal past."""
+    lm, reference = opened(family)
+    session = Session(lm)
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(0, VOCABULARY, (150,), generator=generator).tolist()
+    rows = [session.add(ids[:9], strength=0.0), session.add(ids[:4], strength=1.0)]
+    session.feed({row: [] for row in rows})
+    step = session.feed({rows[0]: ids[9:100], rows[1]: ids[4:110]})
+    assert session.forward_calls == 2
+    for row, strength in zip(rows, (0.0, 1.0), strict=True):
+        expected = reference.logits(session.tokens(row), strength)
+        close(step.all_logits(row), expected[-step.new_tokens[row] :], f"row {row}")
+    step = session.feed({rows[0]: ids[100:]})  # one row alone: a mask shared by the batch
+    expected = reference.logits(session.tokens(rows[0]))
+    close(step.all_logits(rows[0]), expected[-step.new_tokens[rows[0]] :], "alone")
+    chain = Tree(ids[:80], [-1, *(-2 - i for i in range(79))])
+    step = session.feed({rows[1]: chain})
+    expected = reference.logits(session.tokens(rows[1]) + ids[:80], 1.0)
+    close(step.all_logits(rows[1]), expected[-80:], "a long chain of nodes")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_dropping_many_nodes_moves_the_rest_together(family):
     """Rejected drafts, round after round: the cache stays near the trunk, and exact."""
     lm, reference = opened(family)

@@ -124,6 +124,15 @@ def test_captures_follow_the_rows_asked_for_ragged_and_trees():
         assert (found[place, at] - expected).abs().max() < 1e-5
 
 
+def test_captures_can_be_trained_on():
+    _, session = opened()
+    activation = captured(session, ["layers.1.resid_out"])["layers.1.resid_out"]
+    probe = torch.nn.Linear(32, 1)
+    probe(activation).sum().backward()
+    assert torch.allclose(probe.weight.grad, activation.sum((0, 1))[None], atol=1e-5)
+    activation += 1
+
+
 def test_nothing_is_left_behind():
     model, session = opened()
     before = hooks(model)

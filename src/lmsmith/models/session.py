@@ -33,6 +33,8 @@ CALL_COST = 64
 class Session:
     """Rows of tokens on one model, their caches, and the model's knobs.
 
+    Several sessions may share a model, but only one thread may run it at a time.
+
     Attributes:
         forward_calls: Forward passes of the model so far.
         forward_seconds: Wall time inside them and inside the head.
@@ -230,8 +232,9 @@ class Session:
                 by_lane = torch.zeros(layout.input_ids.shape[0])
                 by_lane[lanes] = torch.tensor(strengths)
                 stack.enter_context(self._adapter.at(by_lane.to(self._device)))
+            captured: dict[str, Tensor] = {}
             if self._sites.wanted:
-                step.sites = stack.enter_context(self._sites.watched(lanes))
+                captured = stack.enter_context(self._sites.watched(lanes))
             hidden = self._decoder(
                 input_ids=layout.input_ids,
                 position_ids=layout.positions,
@@ -241,6 +244,8 @@ class Session:
             ).last_hidden_state
         self.forward_seconds += time.perf_counter() - began
         self.forward_calls += 1
+        # Copies made outside inference mode can be trained on.
+        step.sites = {site: activation.clone() for site, activation in captured.items()}
         step.put(hidden, {plan.feed.row: lane for plan, lane in zip(plans, lanes, strict=True)})
         for plan in plans:
             size = len(plan.block.ids)
