@@ -79,7 +79,7 @@ class ByteBuckets:
                     following[first - low : last - low] = byte
             else:
                 for place, token in enumerate(self._tokens.sorted_ids[low:high].tolist()):
-                    following[place] = self._tokens.spelling[token][len(walked)]  # type: ignore[index]
+                    following[place] = self._tokens.spelling[token][len(walked)]
             ids = self._tokens.sorted_ids[low:high]
             known = ids < self._vocabulary
             self._cache[walked] = (
