@@ -128,9 +128,7 @@ def test_stop_strings_and_limits():
     [free] = run(ByteDecoder([lm]), Request("the cat", max_tokens=20, sampling=GREEDY))
     text = text_of(free)
     stop = text[4:6]
-    [cut] = run(
-        ByteDecoder([lm]), Request("the cat", max_tokens=20, sampling=GREEDY, stop=(stop,))
-    )
+    [cut] = run(ByteDecoder([lm]), Request("the cat", max_tokens=20, sampling=GREEDY, stop=(stop,)))
     assert text_of(cut) == text[: text.index(stop)]
     assert cut[-1].trace.finish_reason == "stop"
     assert free[-1].trace.finish_reason in ("length", "stop")

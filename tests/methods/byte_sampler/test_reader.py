@@ -83,8 +83,8 @@ def test_cover_sums_to_the_enumerated_probability_and_is_valid():
                     expected[(*ids, token)] = c + float(oracle.logprobs(ids)[token])
         trunk = tuple(reader.tree(row).trunk[1:])
         found = {}
-        for node, token, logprob in leaves:
-            path = []
+        for leaf, token, logprob in leaves:
+            path, node = [], leaf
             while node is not reader.tree(row).root:
                 path.append(node.token)
                 node = node.parent

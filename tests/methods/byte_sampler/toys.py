@@ -17,7 +17,7 @@ TEXT = "the cat sat on the mat, that that the hat at the attic; abab baba aab aa
 
 @cache
 def toy_tokenizer(size: int = 44, text: str = TEXT) -> PreTrainedTokenizerFast:
-    """A byte-level BPE without a pre-tokenizer split, trained on `text`, with `<eos>` and `<s>`, which it puts in front."""
+    """A byte-level BPE without pre-token splits, trained on `text`; it puts `<s>` in front."""
     letters = sorted({*pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
                       .pre_tokenize_str(text)[0][0]})  # fmt: skip
     tokenizer = Tokenizer(models.BPE())
