@@ -73,7 +73,7 @@ def attend(
             is_causal=causal,
             enable_gqa=group > 1 and not fold,
         )
-    return mixed.view(lanes, heads, new, -1).transpose(1, 2), None
+    return mixed.reshape(lanes, heads, new, -1).transpose(1, 2), None
 
 
 def _softcapped(

@@ -204,8 +204,9 @@ class Session:
         step = Step(self._head, list(work))
         for group in [plans] if self._sites.wanted else _grouped(plans):
             self._run(group, step)
-        for plan in plans:
-            self._rows[plan.feed.row].commit(plan)
+            # Before the next group: its layout may move or grow what this one has written.
+            for plan in group:
+                self._rows[plan.feed.row].commit(plan)
         return step
 
     def _asked(self, row: int, what: Sequence[int] | Tree) -> Feed:
