@@ -23,6 +23,7 @@ def store():
     return KVStore(CONFIG, torch.float32, torch.device("cpu"), 0)
 
 
+@torch.inference_mode()
 def write(kv, lanes, new):
     """Give every lane `new[i]` trunk tokens whose keys are their token ids."""
     blocks = [Block(lane, list(ids), len(ids)) for lane, ids in zip(lanes, new, strict=True)]

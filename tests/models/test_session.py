@@ -136,6 +136,9 @@ def test_a_long_prompt_does_not_pad_its_neighbours(lm, reference):
     assert step.rows == [rows[0], late, *rows[1:]]
     for row, found in zip(step.rows, step.logits, strict=True):
         assert gap(found, reference.logits(session.tokens(row))[-1]) < 1e-4
+    step = session.feed({row: [5] for row in session.rows})
+    for row, found in zip(step.rows, step.logits, strict=True):
+        assert gap(found, reference.logits(session.tokens(row))[-1]) < 1e-4
 
 
 def test_undo_and_branch_compute_nothing(lm, reference):
@@ -286,6 +289,32 @@ def test_a_feed_that_fails_changes_nothing(lm, reference):
     assert lm.model.config._attn_implementation != "lmsmith_session"
     step = session.feed({row: [3]})
     assert gap(step.logits[0], reference.logits([*ids(6), 3])[-1]) < 1e-4
+
+
+def test_a_feed_that_fails_in_its_second_forward_call_changes_nothing(lm, reference, monkeypatch):
+    session = Session(lm)
+    rows = [session.add(ids(5, n)) for n in range(3)]
+    session.feed({row: [] for row in rows})
+    long = session.add(ids(100))
+    run, calls = session._run, []
+
+    def fails_second(plans, step):
+        calls.append([plan.feed.row for plan in plans])
+        if len(calls) == 2:
+            raise MemoryError
+        run(plans, step)
+
+    monkeypatch.setattr(session, "_run", fails_second)
+    with pytest.raises(MemoryError):
+        session.feed({rows[0]: [1], rows[1]: Tree([2], [-1]), rows[2]: [3], long: []})
+    assert calls == [rows, [long]]
+    assert [session.length(row) for row in session.rows] == [5, 5, 5, 100]
+    assert session.live(rows[1]) == []
+    monkeypatch.undo()
+    step = session.feed({rows[0]: [1], rows[1]: Tree([4], [-1]), rows[2]: [3], long: []})
+    expected = [[*ids(5, 0), 1], [*ids(5, 1), 4], [*ids(5, 2), 3], ids(100)]
+    for found, tokens in zip(step.logits, expected, strict=True):
+        assert gap(found, reference.logits(tokens)[-1]) < 1e-4
 
 
 # ------------------------------------------------------------- other families

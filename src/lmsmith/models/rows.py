@@ -151,6 +151,16 @@ class Row:
             self.nodes[self.next_node] = Node(token, parent, depth)
             self.next_node += 1
 
+    def undo(self, plan: Plan) -> None:
+        """Take back what `commit` took up, as if it had not been asked for."""
+        feed = plan.feed
+        if feed.parents is None:
+            self.crop(len(self.tokens) - len(feed.ids))
+            return
+        for node in plan.nodes[-len(feed.ids) :]:
+            del self.nodes[node], plan.block.lane.nodes[node]
+        plan.block.lane.settle()
+
     def crop(self, length: int) -> None:
         """Drop the live nodes and the tokens from `length` on.
 

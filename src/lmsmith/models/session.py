@@ -187,7 +187,7 @@ class Session:
         Raises:
             UsageError: An unknown row, nothing to compute, more tokens than the context, ids
                 outside the vocabulary, a bad parent, or a list for a row with live nodes. Nothing
-                has changed then.
+                has changed then, nor if the forward itself fails.
         """
         if not work:
             raise UsageError("nothing to feed: name at least one row")
@@ -202,11 +202,18 @@ class Session:
                 self._store.compact(lane)
             plans.append(row.plan(feed))
         step = Step(self._head, list(work))
-        for group in [plans] if self._sites.wanted else _grouped(plans):
-            self._run(group, step)
-            # Before the next group: its layout may move or grow what this one has written.
-            for plan in group:
-                self._rows[plan.feed.row].commit(plan)
+        done: list[Plan] = []
+        try:
+            for group in [plans] if self._sites.wanted else _grouped(plans):
+                self._run(group, step)
+                # Before the next group: its layout may move or grow what this one has written.
+                for plan in group:
+                    self._rows[plan.feed.row].commit(plan)
+                    done.append(plan)
+        except BaseException:
+            for plan in done:
+                self._rows[plan.feed.row].undo(plan)
+            raise
         return step
 
     def _asked(self, row: int, what: Sequence[int] | Tree) -> Feed:
