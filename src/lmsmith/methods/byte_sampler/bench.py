@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 ARMS = ("plain", "healing", "byte")
 
-# Characters before a cut: a Chinese character carries about as much as three Latin ones.
-_BEFORE = {"chinese": 30}
-_BEFORE_ELSE = 80
-
 _PROMPTS = (
     "The quick brown fox jumps over the la",
     "def fibonacci(n):\n    if n < 2:\n        retu",
@@ -51,6 +47,8 @@ _PROMPTS = (
         "smoke": {
             "texts": "python,manual",
             "cuts": 16,
+            "before": 80,
+            "before_chinese": 30,
             "ensemble_texts": 0,
             "ensemble_chars": 100,
             "beam_cuts": 2,
@@ -60,6 +58,8 @@ _PROMPTS = (
         "small": {
             "texts": "python,english,chinese",
             "cuts": 300,
+            "before": 80,
+            "before_chinese": 30,
             "ensemble_texts": 16,
             "ensemble_chars": 300,
             "beam_cuts": 12,
@@ -69,6 +69,8 @@ _PROMPTS = (
         "full": {
             "texts": "python,english,chinese",
             "cuts": 2_000,
+            "before": 80,
+            "before_chinese": 30,
             "ensemble_texts": 64,
             "ensemble_chars": 1_000,
             "beam_cuts": 64,
@@ -96,7 +98,7 @@ def _boundaries(bench: Bench, reader: ByteReader) -> None:
     bits: dict[str, dict[str, list[float]]] = {}
     whole: dict[str, list[float]] = {arm: [] for arm in ARMS}  # where a token ends anyway
     for name in names:
-        items = _cuts(name, bench.options["cuts"], bench.seed_for("cuts", name))
+        items = _cuts(bench, name, bench.options["cuts"], "cuts")
         scores = bench.arms(ARMS, items, lambda batch: _score_cuts(reader, batch), 16, name)
         bits[name] = {arm: [row["bits"] for row in scores[arm]] for arm in ARMS}
         accuracy = {arm: [float(row["right"]) for row in scores[arm]] for arm in ARMS}
@@ -126,6 +128,7 @@ def _boundaries(bench: Bench, reader: ByteReader) -> None:
             0.5,
             "<=",
             "pilot on Qwen2.5-Coder-0.5B: at least half of plain's bits saved",
+            _inside(bits[name], [row["boundary"] for row in scores["byte"]]),
         )
         bench.check(
             f"{name}: bits over healing, low end of the paired difference",
@@ -172,9 +175,22 @@ def _boundaries(bench: Bench, reader: ByteReader) -> None:
     )
 
 
-def _cuts(name: str, count: int, seed: int) -> list[Item]:
-    before = _BEFORE.get(name, _BEFORE_ELSE)
-    drawn = passages(load_text(name), before + 1, count, seed)
+def _inside(bits: Mapping[str, Sequence[float]], boundary: Sequence[bool]) -> str:
+    """Where the difference comes from: cuts inside a token, apart from those where one ends."""
+    inside = [number for number, ends in enumerate(boundary) if not ends]
+    if not inside:
+        return ""
+    plain, byte = (sum(bits[arm][n] for n in inside) / len(inside) for arm in ("plain", "byte"))
+    return (
+        f"{len(inside) / len(boundary):.0%} of the cuts are inside a token: {plain:.2f} to "
+        f"{byte:.2f} bits there; at the others a token ends anyway and all arms know the same"
+    )
+
+
+def _cuts(bench: Bench, name: str, count: int, purpose: str) -> list[Item]:
+    # A Chinese character carries about as much as three Latin ones.
+    before = bench.options["before_chinese" if name == "chinese" else "before"]
+    drawn = passages(load_text(name), before + 1, count, bench.seed_for(purpose, name))
     return [
         Item(f"{name}-{number}", {"prefix": text[:-1], "next": text[-1]})
         for number, text in enumerate(drawn)
@@ -187,7 +203,7 @@ def _only_ends(
     """Cuts after which no token can reach across: the byte model must equal plain tokenization."""
     found: list[Item] = []
     for name in names:
-        for item in _cuts(name, 40 * most, bench.seed_for("ends", name)):
+        for item in _cuts(bench, name, 40 * most, "ends"):
             tree = CoveringTree(reader.tokens)
             tree.push(reader.tokens.normalize(item["prefix"]).encode())
             if tree.trunk and reader.only_end(tree):
@@ -310,7 +326,7 @@ def _cost(bench: Bench, lm: LM) -> None:
 def _beam(bench: Bench, reader: ByteReader, width: int = 5, steps: int = 16) -> None:
     """What a beam over all covers costs for the same next byte."""
     name = bench.options["texts"].split(",")[0]
-    items = _cuts(name, bench.options["beam_cuts"], bench.seed_for("beam", name))
+    items = _cuts(bench, name, bench.options["beam_cuts"], "beam")
 
     def score_beam(batch: list[Item]) -> list[Mapping[str, Mapping[str, Any]]]:
         scores: list[Mapping[str, Mapping[str, Any]]] = []
