@@ -155,6 +155,18 @@ def test_undo_and_branch_compute_nothing(lm, reference):
     assert session.tokens(twin)[-1] == 2
 
 
+def test_a_crop_among_kept_nodes_computes_nothing(lm, reference):
+    session = Session(lm)
+    row = session.add(ids(4))
+    tree = Tree([1, 2, 3, 4, 5, 6], [-1, -1, -3, -1, -4, -6])  # 2, 3, 5, 6 are one branch
+    nodes = session.feed({row: tree}).nodes[row]
+    session.keep(row, [nodes[1], nodes[2], nodes[4], nodes[5]])
+    session.crop(row, 6)
+    step = session.feed({row: [7]})
+    assert step.new_tokens[row] == 1
+    assert gap(step.logits[0], reference.logits([*ids(4), 2, 3, 7])[-1]) < 1e-4
+
+
 def test_a_strength_visited_again_lacks_only_what_came_since(adapted):
     lm, reference = adapted
     session = Session(lm)

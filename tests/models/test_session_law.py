@@ -212,6 +212,35 @@ def test_crop_far_behind_the_sliding_window(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_a_branch_that_outgrows_the_sliding_window(family):
+    """Its first node lies in a slot far past its position; the window goes by position."""
+    lm, reference = opened(family)
+    session = Session(lm)
+    row = session.add([3, 1, 4], strength=0.0)
+    siblings = session.feed({row: Tree(list(range(10)), [-1] * 10)}).nodes[row]
+    node, path = siblings[-1], [9]
+    for token in range(20, 20 + 2 * WINDOW):
+        step = session.feed({row: Tree([token], [node])})
+        node, path = step.nodes[row][0], [*path, token]
+        close(step.logits[0], reference.logits([3, 1, 4, *path])[-1], f"{len(path)} nodes deep")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_padding_leaves_nothing_that_poisons(family):
+    """Padding far past all slots sees nothing in the window; it must stay finite all the same."""
+    lm, reference = opened(family)
+    session = Session(lm)
+    tokens = [i % VOCABULARY for i in range(80)]
+    long, short, longer = (session.add(tokens[:n], strength=0.0) for n in (50, 3, 80))
+    for row in (long, short, longer):
+        session.feed({row: []})
+    session.feed({long: [1], short: tokens[:20]})
+    step = session.feed({long: [2], longer: [3]})
+    for found, row in zip(step.logits, (long, longer), strict=True):
+        close(found, reference.logits(session.tokens(row))[-1], f"row {row}")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_long_pieces_of_ragged_rows(family):
     """More new tokens at once than heads are folded for, after an unequal past."""
     lm, reference = opened(family)

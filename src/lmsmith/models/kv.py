@@ -350,6 +350,7 @@ class KVStore(Cache):
         near = visible
         if self.window is not None and positions.max() >= self.window:
             near = visible & (positions[:, :, None] - keyed[:, None, :] < self.window)
+            # Padding only; some attention kernels give NaN where nothing is seen.
             near[~near.any(-1), 0] = True
         return self._clipped(positions), self._mask(visible, near)
 
