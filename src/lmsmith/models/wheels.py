@@ -109,7 +109,8 @@ def _pip(package: str, version: str, folder: Path, task: Task) -> None:
     command = [sys.executable, "-m", "pip", "download", f"{package}=={version}"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), "--no-cache-dir"]
     command += ["--progress-bar", "off", "--disable-pip-version-check", "--no-input"]
-    command += ["--retries", "2", "--timeout", "20"]
+    # How long an answer may take is pip's own setting: a busy mirror's user has raised it.
+    command += ["--retries", "3"]
     before = task.done
     # pip downloads to a temporary folder first; its growth is the progress.
     environment = os.environ | {"TMPDIR": str(folder)}
