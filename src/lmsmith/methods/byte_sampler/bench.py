@@ -51,8 +51,9 @@ _PROMPTS = (
             "before_chinese": 30,
             "ensemble_texts": 0,
             "ensemble_chars": 100,
-            "beam_cuts": 2,
-            "sampled_bytes": 24,
+            "beam_cuts": 1,
+            "sampled_bytes": 16,
+            "exact_bytes": 24,
             "pairs": 2_000,
         },
         "small": {
@@ -64,6 +65,7 @@ _PROMPTS = (
             "ensemble_chars": 300,
             "beam_cuts": 12,
             "sampled_bytes": 64,
+            "exact_bytes": 76,
             "pairs": 100_000,
         },
         "full": {
@@ -75,6 +77,7 @@ _PROMPTS = (
             "ensemble_chars": 1_000,
             "beam_cuts": 64,
             "sampled_bytes": 256,
+            "exact_bytes": 76,
             "pairs": 100_000,
         },
     },
@@ -378,6 +381,7 @@ def _beam(bench: Bench, reader: ByteReader, width: int = 5, steps: int = 16) -> 
 def _exactness(bench: Bench, lm: LM) -> None:
     """Cached against fresh at every byte; a model with itself; proxy tuning switched off."""
     text = "naïve café: 12345 don't  stop\r\n\tif x:\n        return 'héllo 世界 🙂'\n".encode()
+    text = text[: bench.options["exact_bytes"]]
 
     def cached_and_fresh() -> dict[str, float]:
         reader, worst = ByteReader(lm), {"probability": 0.0, "nats": 0.0}
