@@ -184,7 +184,7 @@ def representatives(pending: bytes) -> tuple[str, ...]:
     stride = max(0x80, (last - first + 1) // 32)
     lowest: dict[tuple[str, int], str] = {}
     highest: dict[tuple[str, int], str] = {}
-    for point in range(first, last + 1):
+    for point in range(first, last + 1, 1 + (last - first) // 0x8000):
         if 0xD800 <= point < 0xE000:
             continue  # surrogates are not characters
         character = chr(point)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import gc
 import random
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from operator import itemgetter
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,6 @@ from lmsmith.methods.byte_sampler.pretokens import Splitter, opening_of
 SPACE = "▁"
 """How SentencePiece vocabularies write a space."""
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 _CACHED = 1_000_000
 
 
@@ -66,7 +64,6 @@ class ByteTokens:
         self.special_ids = frozenset(a["id"] for a in added if a["special"])
         self.literals: dict[str, int] = _literals(tokenizer, added)
         self.spelling: list[bytes | None] = [None] * self.size
-        self._text: dict[int, str] = {}
         self.byte_ids: list[int] = [-1] * 256
         self.characters: dict[str, int] = {}
         if self.kind == "byte-level":
@@ -75,17 +72,16 @@ class ByteTokens:
             self._read_characters(vocabulary, bool(model.get("byte_fallback")))
         self._merges = self._read_merges(vocabulary, model["merges"])
         self.proper = self._merges.proper
-        self._drop_unused({content: a["id"] for a in added for content in [a["content"]]})
+        self._drop_unused()
         self.added = {
             i: content.encode()
             for content, i in self.literals.items()
             if i not in self.special_ids and self.spelling[i] is None
         }
-        pairs = sorted(
-            [(s, i) for i, s in enumerate(self.spelling) if s is not None], key=itemgetter(0)
-        )
-        self._sorted = [spelling for spelling, _ in pairs]
-        self.sorted_ids = np.fromiter((i for _, i in pairs), dtype=np.int64, count=len(pairs))
+        spelled = {i: s for i, s in enumerate(self.spelling) if s is not None}
+        order = sorted(spelled, key=spelled.__getitem__)
+        self._sorted = [spelled[token] for token in order]
+        self.sorted_ids = np.array(order, dtype=np.int64)
         self.literal_starts = frozenset(content[0] for content in self.literals)
         self._literals = sorted(self.literals)
         self._lengths = sorted({len(content) for content in self.literals}, reverse=True)
@@ -125,7 +121,7 @@ class ByteTokens:
 
     @classmethod
     def _read(cls, backend: Any) -> ByteTokens:
-        state = from_json(backend.to_str())
+        state = from_json(backend.to_str(), cache_strings="keys")
         model = state["model"]
         if model.get("type") != "BPE":
             raise _refuse(f"a {model.get('type')} tokenizer")
@@ -151,32 +147,34 @@ class ByteTokens:
                 self.byte_ids[spelling[0]] = token
 
     def _read_characters(self, vocabulary: dict[str, int], fallback: bool) -> None:
-        for text, token in vocabulary.items():
-            match = fallback and text.startswith("<0x") and _BYTE_TOKEN.match(text)
-            if match:
-                byte = int(match[1], 16)
-                self.byte_ids[byte] = token
-                self.spelling[token] = bytes([byte])
-                continue
-            if self._space and " " in text:
-                continue  # every space of a text is rewritten first
-            plain = text.replace(self._space, " ") if self._space else text
-            self.spelling[token] = plain.encode()
-            self._text[token] = plain
-            if len(plain) == 1:
-                self.characters[plain] = token
+        space = self._space
+        plain = [text.replace(space, " ") for text in vocabulary] if space else list(vocabulary)
+        for token, spelling in zip(
+            vocabulary.values(), [text.encode() for text in plain], strict=True
+        ):
+            self.spelling[token] = spelling
+        self.characters = {
+            text: token
+            for text, token in zip(plain, vocabulary.values(), strict=True)
+            if len(text) == 1
+        }
+        if space:
+            self.characters[" "] = vocabulary.get(space, -1)
+            for text in [text for text in vocabulary if " " in text]:
+                self.spelling[vocabulary[text]] = None  # every space of a text is rewritten first
+        for byte in range(256) if fallback else ():
+            token = vocabulary.get(f"<0x{byte:02X}>", -1)
+            if token >= 0:
+                self.byte_ids[byte], self.spelling[token] = token, bytes([byte])
         self._byte_set = frozenset(i for i in self.byte_ids if i >= 0)
 
     def _read_merges(self, vocabulary: dict[str, int], merges: list[Any]) -> Merges:
         if merges and isinstance(merges[0], str):
             merges = [merge.split(" ", 1) for merge in merges]
+        first, second = zip(*merges, strict=True) if merges else ((), ())
         left, right, product = (
-            np.fromiter(ids, dtype=np.int64, count=len(merges))
-            for ids in (
-                (vocabulary[a] for a, _ in merges),
-                (vocabulary[b] for _, b in merges),
-                (vocabulary[a + b] for a, b in merges),
-            )
+            np.array(list(map(vocabulary.__getitem__, texts)), dtype=np.int64)
+            for texts in (first, second, map(add, first, second))
         )
         return Merges(left, right, product, self.size, self._symbols)
 
@@ -189,11 +187,11 @@ class ByteTokens:
             symbols = [self.byte_ids[byte] for byte in spelling]
             return symbols if min(symbols) >= 0 else None
         try:
-            return [self.characters[c] for c in self._text[token]]
-        except KeyError:
+            return [self.characters[c] for c in spelling.decode()]
+        except (KeyError, UnicodeDecodeError):
             return None
 
-    def _drop_unused(self, contents: dict[str, int]) -> None:
+    def _drop_unused(self) -> None:
         """Take the spelling from ids that no ordinary text becomes."""
         usable = self._merges.made()
         if self.whole_words:
@@ -206,7 +204,7 @@ class ByteTokens:
                     usable[token] = byte >= 0x80 or chr(byte) not in self.characters
         for token in np.flatnonzero(~usable).tolist():
             self.spelling[token] = None
-        for content, token in contents.items():
+        for content, token in self.literals.items():
             # Text that spells an added token is matched before BPE runs.
             if token in self.special_ids or self.spelling[token] == content.encode():
                 self.spelling[token] = None
