@@ -63,6 +63,8 @@ SPLITTERS = {
         r"[^\r\n\p{L}\p{N}]?\p{Lu}*[\p{Ll}\p{M}]+|[^\r\n\p{L}\p{N}]?\p{Lu}+|\p{N}{1,3}"
         r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACES,
     ),
+    # Depends on what is before the split.
+    "look-behind": _regex(r"(?<=[$<x])\d+|\d|\p{L}+|[^\d\p{L}]+"),
     "single digits": pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), _GPT2]
     ),

@@ -12,6 +12,7 @@ AMBIGUOUS = {
     "line ends": "x\r\n\r\ny\r\n z\n \n \nw \n\n  \n\t\n v\r\r\n",
     "contractions": "I'll we'LL they'Ll it'S don't d'ye rock'n'roll 'tis 've've I'd'v''s I'm'",
     "digits": "1 12 123 1234 12345 123456 1234567 8x9 10:30 3.14159 ٣٤٥٦ x1234567",
+    "prices": "$12 $1234 12 x12y34 <567> $1a2 <1",
     "marks": "é ñ́ vs ñ ạ̈o क्षि x́́y ́a",
     "emoji": "👨‍👩‍👧‍👦 🏳️‍🌈🇺🇸a ✊🏿☝️+🙂",
     "cjk": "你好,世界。漢字カタカナかな混合123 한국어 테스트 全角 3",

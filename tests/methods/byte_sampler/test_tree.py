@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from laws import AMBIGUOUS, CONTINUATIONS, Covered, check_leaves, check_text, exact, path, text_of
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from lmsmith.errors import UsageError
+from lmsmith.errors import LmsmithError, UsageError
+from lmsmith.methods.byte_sampler import pretokens
 from lmsmith.methods.byte_sampler.tree import CoveringTree
 from lmsmith.methods.byte_sampler.vocabulary import ByteTokens
 
@@ -214,6 +215,39 @@ def test_one_node_a_byte(name):
         tree.live_nodes()
     hypotheses = 1.25 if name in SPLITTERS or name == "sentencepiece" else 1.6
     assert tree._made - 1 <= hypotheses * len(text)
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "gpt-4o", "digits from the right", "whole words"])
+def test_a_hypothesis_that_was_not_kept_is_made_again(name):
+    """A witness that is missing costs time, not the text's tokenization."""
+    text = AMBIGUOUS["mixed"] + "x" * 90 + "'ll " + "1" * 12
+    tree, replayed = CoveringTree(READ[name]), 0
+    for end, character in enumerate(text, 1):
+        if tree._segment.tail:
+            tree._forget()
+            segment, replayed = tree._segment, replayed + len(tree._segment.strands) - 1
+            segment.strands = {segment.complete: segment.strands[segment.complete]}
+        root = tree.root
+        tree.push(character.encode())
+        path(tree.root, root)  # the root only moves up
+        assert exact(tree) == encoder(name)(text[:end])
+    assert replayed >= 3
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "gpt-4o", "digits from the right"])
+def test_without_witnesses_a_text_is_read_right_or_refused(name, monkeypatch):
+    monkeypatch.setattr(pretokens, "_witnesses", lambda tail: ("",))
+    tokens, draw, refused = ByteTokens.from_tokenizer(tokenizers()[name]), random.Random(0), 0
+    for _ in range(60):
+        text, tree = "".join(draw.choices(PIECES, k=8)), CoveringTree(tokens)
+        try:
+            tree.push(text.encode())
+        except LmsmithError as error:
+            assert "not foreseen" in str(error) and "\n" not in str(error)
+            refused += 1
+        else:
+            assert exact(tree) == encoder(name)(text)
+    assert refused < 60
 
 
 def test_the_tree_stays_small():

@@ -66,6 +66,7 @@ class Splitter:
         description = state.get("pre_tokenizer")
         self.never = description is None or _never_splits(description, space, state)
         self._outcomes: dict[str, Outcomes] = {}
+        self._separable: dict[tuple[str, int], bool] = {}
         self._before: dict[tuple[str, bytes], tuple[bool, ...]] = {}
         self._endings: dict[tuple[str, str], frozenset[Splits]] = {}
         if not self.never:
@@ -112,6 +113,23 @@ class Splitter:
             known = Outcomes(tuple(found), next(iter(found)))
             if size <= 2 * _LONG:
                 _trim(self._outcomes)[tail] = known
+        return known
+
+    def separable(self, tail: str, at: int) -> bool:
+        """Whether, whatever follows, `tail` keeps its splits up to one and then splits as if new.
+
+        Splitters that look back need the text before.
+        """
+        known = self._separable.get((tail, at))
+        if known is None:
+            until = tuple(p for p in self.splits(tail) if p <= at)
+            known = all(
+                self.splits(tail + witness)
+                == (*until, *(p + at for p in self.splits(tail[at:] + witness)))
+                for witness in _LONG_WITNESSES
+            )
+            if len(tail) <= 2 * _LONG:
+                _trim(self._separable)[tail, at] = known
         return known
 
     def splits_before(self, tail: str, pending: bytes) -> tuple[bool, ...]:

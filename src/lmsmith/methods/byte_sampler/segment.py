@@ -209,10 +209,9 @@ class Segment:
         splitter = self.tokens.splitter
         while shared:
             at = hypotheses[0][shared - 1]
-            # Splitters may look back; then more of the text is kept.
             outcomes = splitter.outcomes(self.tail[at:])
             moved = {tuple(p - at for p in splits[shared:]): splits for splits in hypotheses}
-            if set(outcomes.hypotheses) == set(moved):
+            if set(outcomes.hypotheses) == set(moved) and splitter.separable(self.tail, at):
                 size = len(self.tail[at:].encode())
                 anchor = self.strands[self.complete].finished
                 goal = anchor.end - size
