@@ -123,6 +123,27 @@ def test_an_unknown_model_names_the_nearest(lmsmith):
     assert "smollm2-135m" in done.line
 
 
+@pytest.mark.parametrize(
+    ("spec", "code", "message"),
+    [
+        ("./nomodel", 1, "there is no folder ./nomodel; give a model folder or a hub id"),
+        ("foo/bar-", 1, "there is no folder foo/bar-; give"),
+        ("foo/..", 1, "there is no folder foo/..; give"),
+        ("foo/bar.git", 1, "there is no folder foo/bar.git; give"),
+        ("~nouser/x", 1, "there is no folder ~nouser/x; give"),
+        ("~nouser", 2, "unknown model '~nouser'; known: "),
+        ("a" * 300, 2, "unknown model 'aaa"),
+        ("a/" + "b" * 300, 1, "there is no folder a/bbb"),
+    ],
+    ids=lambda value: str(value)[:12],
+)
+def test_what_can_be_no_model_is_one_line_without_asking_the_hub(start, spec, code, message):
+    child = start("generate", spec, "x")
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err.count(b"\n")) == (code, b"", 1), err
+    assert err.decode().startswith(f"error: {message}")
+
+
 def test_a_wrong_config_file_names_the_file_and_the_nearest_key(lmsmith, tmp_path):
     path = tmp_path / "settings.toml"
     path.write_text("alhpa = 1.0\n")

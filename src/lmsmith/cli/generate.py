@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -112,8 +113,9 @@ def generate(
 
     if card is not None:
         card.load("decoder")  # a broken method is told before minutes of loading
-    set_threads(threads)
+    # Opening first: a model that is not there is told before torch is imported.
     models = [open_model(s, dtype=dtype, device=device, adapter=adapter) for s in specs]
+    set_threads(threads)
     decoder = make_decoder(models, method=method, config=settings)
     events = stream(decoder, requests, batch_size=batch_size)
     if json:
@@ -123,7 +125,8 @@ def generate(
 
 
 def _specs(model: str) -> list[str]:
-    specs = [model] if Path(model).exists() else model.split("+")
+    # Not Path.exists, which fails on what is too long for a path.
+    specs = [model] if os.path.exists(model) else model.split("+")
     if not all(specs):
         raise UsageError(f"MODEL {model!r} has an empty part; write A+B to open several models")
     return specs

@@ -6,7 +6,6 @@ Not for: fetching and converting known models (`known`) or what an open model ca
 from __future__ import annotations
 
 import os
-import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 DTYPES = ("float32", "bfloat16", "float16")
 # Seconds until the hub counts as unreachable, name resolution included.
 HUB_PATIENCE = 6.0
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class _Place(NamedTuple):
@@ -108,20 +106,31 @@ def _find(spec: str | os.PathLike[str]) -> _Place:
     name = os.fspath(spec)
     if isinstance(spec, str) and name in known.KNOWN:
         return _Place(str(known.pull(name)), advice=f"run: lmsmith models pull {name} --force")
-    path = Path(name).expanduser()
-    if path.is_dir():
+    # os.path, unlike pathlib, takes strings that can be no path: too long, or of an unknown user.
+    path = Path(os.path.expanduser(name))
+    if os.path.isdir(path):
         return _folder(path)
     if path.suffix == ".gguf":
-        if path.is_file():
+        if os.path.isfile(path):
             return _Place(str(path.parent), gguf=path.resolve())
         raise ModelFileError(f"{name} is not there; give the path of a .gguf file")
-    if path.exists():
+    if os.path.exists(path):
         raise ModelFileError(f"{name} is neither a model folder nor a .gguf file")
-    if isinstance(spec, str) and _HUB_ID.fullmatch(name):
+    if isinstance(spec, str) and _is_hub_id(name):
         return _Place(name, local=_only_cached(name))
     if os.sep in name:
         raise ModelFileError(f"there is no folder {name}; give a model folder or a hub id")
     raise UnknownNameError("model", name, known.KNOWN)
+
+
+def _is_hub_id(name: str) -> bool:
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return False
+    return "/" in name
 
 
 def _folder(path: Path) -> _Place:
