@@ -167,3 +167,14 @@ def test_layers_without_keys_are_refused():
     config = SimpleNamespace(**vars(CONFIG), layer_types=["linear_attention", "full_attention"])
     with pytest.raises(CapabilityError, match="linear_attention"):
         KVStore(config, torch.float32, torch.device("cpu"), 0)
+
+
+@torch.inference_mode()
+def test_a_layer_whose_heads_are_unlike_the_others_is_refused():
+    kv = store()
+    kv.layout([Block(kv.open(), [1, 2], 2)])
+    like, wide = torch.zeros(1, 2, 2, 2), torch.zeros(1, 2, 2, 4)
+    for keys, values in ((like, wide), (wide, wide), (like[:, :1], like[:, :1])):
+        with pytest.raises(CapabilityError, match="2 heads of width 2 in every layer"):
+            kv.update(keys, values, 1)
+    kv.update(like, like, 1)

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmsmith.errors import CapabilityError, ModelFileError, UsageError
 from lmsmith.models import LM, Adapter
+from lmsmith.models.limits import NO_LIMIT
 from lmsmith.testing import tiny_lm, tiny_model, tiny_tokenizer
 
 USER = [{"role": "user", "content": "the token"}]
@@ -59,6 +60,33 @@ def test_sizes(family):
     assert lm.layers == len(out.hidden_states) - 1
     assert lm.context == 256
     assert (lm.dtype, lm.device) == (torch.float32, torch.device("cpu"))
+
+
+def test_a_model_without_a_table_of_positions_has_no_limit_unless_it_names_one():
+    from transformers import (
+        BloomConfig,
+        BloomForCausalLM,
+        MambaConfig,
+        MambaForCausalLM,
+        MptConfig,
+        MptForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    small = {"vocab_size": 64, "hidden_size": 32}
+    t5 = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4)
+    mpt = MptConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, max_seq_len=48)
+    for model, context in (
+        (MambaForCausalLM(MambaConfig(**small, num_hidden_layers=2, state_size=4)), NO_LIMIT),
+        (BloomForCausalLM(BloomConfig(**small, n_layer=2, n_head=4)), NO_LIMIT),
+        (T5ForConditionalGeneration(t5), NO_LIMIT),
+        (MptForCausalLM(mpt), 48),
+    ):
+        lm = LM(model, None)
+        assert (lm.layers, lm.width, lm.vocabulary, lm.context) == (2, 32, 64, context)
+        assert lm.prompt_ids([1] * 48) == [1] * 48
+        assert isinstance(lm.eos_ids, frozenset) and (lm.bos_id is None or lm.bos_id >= 0)
 
 
 def test_offers(lm, starting):

@@ -371,16 +371,99 @@ def test_capped_attention_scores():
     assert gap(step.all_logits(row)[2], reference.logits([*ids(9), 3])[-1]) < 1e-4
 
 
-def test_models_without_plain_attention_are_refused():
-    from transformers import BertConfig, BertForMaskedLM, MambaConfig, MambaForCausalLM
+def unlike_models():
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        BertLMHeadModel,
+        BloomConfig,
+        BloomForCausalLM,
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
+        MambaConfig,
+        MambaForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )  # fmt: skip
 
     small = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1}
-    for model in (
-        MambaForCausalLM(MambaConfig(**small, state_size=4)),
-        BertForMaskedLM(BertConfig(**small, intermediate_size=32, num_attention_heads=2)),
+    bert = BertConfig(**small, intermediate_size=32, num_attention_heads=2)
+    t5 = T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
+    latent = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 4, "num_attention_heads": 4}
+    widths = {"intermediate_size": 32, "num_key_value_heads": 4, "first_k_dense_replace": 1}
+    return {
+        "decoder": [
+            MambaForCausalLM(MambaConfig(**small, state_size=4)),
+            BertForMaskedLM(bert),
+            T5ForConditionalGeneration(t5),
+        ],
+        "attention that can be replaced": [
+            BloomForCausalLM(
+                BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=4)
+            )
+        ],
+        "a head of one linear layer": [BertLMHeadModel(bert)],
+        "keys and values of one width": [
+            DeepseekV3ForCausalLM(
+                DeepseekV3Config(**small, **latent, **widths, qk_rope_head_dim=4, v_head_dim=width)
+            )
+            for width in (4, 8)
+        ],
+    }
+
+
+def test_models_without_plain_attention_are_refused():
+    for words, models in unlike_models().items():
+        for model in models:
+            lm = lm_of(model)
+            with pytest.raises(CapabilityError, match=f"Session needs .*{words}") as caught:
+                Session(lm)
+            assert "\n" not in str(caught.value)
+
+
+def rope_model(kind, **settings):
+    from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "pad_token_id": 0, "initializer_range": 0.2, "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **settings},
+    }  # fmt: skip
+    if kind == "longrope":
+        config = Phi3Config(**sizes, original_max_position_embeddings=16)
+        return Phi3ForCausalLM(config).eval()
+    return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "limit", "words"),
+    [
+        ("longrope", {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}, 16, "longrope"),
+        ("dynamic", {"factor": 4.0}, 64, "context of 64"),
+    ],
+)
+def test_positions_that_change_with_length_are_used_up_to_there(kind, settings, limit, words):
+    """Past it the angles of all positions change, and keys cached before would be wrong."""
+    model = rope_model(kind, **settings)
+    lm, reference = lm_of(model), Reference(model)
+    assert lm.context == limit
+    session = Session(lm)
+    row, short = session.add(ids(limit - 4)), session.add(ids(2, 1))
+    session.feed({row: [], short: []})
+    # The short row's padding would lie far past the limit.
+    step = session.feed({row: [1, 2, 3, 4], short: [5]})
+    assert gap(step.all_logits(row), reference.logits(session.tokens(row))[-4:]) < 1e-4
+    assert gap(step.logits[1], reference.logits(session.tokens(short))[-1]) < 1e-4
+    for wrong in (
+        lambda: session.feed({row: [6]}),
+        lambda: session.feed({row: Tree([6], [-1])}),
+        lambda: session.add([1] * (limit + 1)),
     ):
-        with pytest.raises(CapabilityError, match="Session needs"):
-            Session(types.SimpleNamespace(model=model))
+        with pytest.raises(UsageError, match=f"{limit + 1} tokens do not fit.*{words}"):
+            wrong()
+    straight, turned = (reference.logits([*ids(limit), *more])[:limit] for more in ([], [1]))
+    assert gap(turned, straight) > 0.01
 
 
 # --------------------------------------------------------------------- errors

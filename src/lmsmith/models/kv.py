@@ -22,6 +22,7 @@ from transformers.cache_utils import Cache
 
 from lmsmith.errors import CapabilityError
 from lmsmith.models.attention import FOLD_LIMIT
+from lmsmith.models.limits import context_of, key_width
 
 # Slots that may be lost to dropped nodes in a lane before its live slots are moved together.
 HOLE_LIMIT = 16
@@ -122,9 +123,8 @@ class KVStore(Cache):
         super().__init__(layers=[])
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
         self.group = heads // kv_heads
-        self.context = int(config.max_position_embeddings)
+        self.context = context_of(config)
         kinds = set(getattr(config, "layer_types", None) or ())
         if kinds - {"full_attention", "sliding_attention"}:
             raise CapabilityError(
@@ -136,7 +136,7 @@ class KVStore(Cache):
         self.mixed = "sliding_attention" in kinds
         self.device = device
         self.lanes: list[Lane] = []
-        shape = (config.num_hidden_layers, 2, 0, kv_heads, max(capacity, 64), head_dim)
+        shape = (config.num_hidden_layers, 2, 0, kv_heads, max(capacity, 64), key_width(config))
         self._buffer = torch.zeros(shape, dtype=dtype, device=device)
         self._views: list[tuple[Tensor, Tensor]] = []
         self._range = (0, 0)
@@ -156,8 +156,18 @@ class KVStore(Cache):
         """Store one layer's new keys and values; views of all that the batch may attend to.
 
         Called by the model's attention modules with `[lanes, kv_heads, new, head_dim]`.
+
+        Raises:
+            CapabilityError: This layer's heads are not like those that the configuration names.
         """
         keys, values = self._views[layer_idx]
+        for states in (key_states, value_states):
+            if states.shape[1::2] != keys.shape[1::2]:
+                raise CapabilityError(
+                    "a Session",
+                    "{} heads of width {} in every layer".format(*keys.shape[1::2]),
+                    "{} of width {} in layer {}".format(*states.shape[1::2], layer_idx),
+                )
         if isinstance(self._write, int):
             new = key_states.shape[2]
             keys.narrow(2, self._write, new).copy_(key_states)

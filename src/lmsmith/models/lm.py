@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lmsmith.errors import CapabilityError, UsageError
+from lmsmith.models.limits import context_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -32,7 +33,7 @@ class LM:
         layers: Number of transformer blocks.
         width: Size of the residual stream.
         vocabulary: Size of the logits; may exceed the tokenizer's.
-        context: Most positions the model was made for.
+        context: Most positions a sequence may have; `limits.NO_LIMIT` where there is no limit.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class LM:
         config = model.config.get_text_config()
         self.layers: int = config.num_hidden_layers
         self.width: int = config.hidden_size
-        self.context: int = config.max_position_embeddings
+        self.context: int = context_of(config)
         head = model.get_output_embeddings()
         self._generates = head is not None
         self.vocabulary: int = head.weight.shape[0] if head is not None else config.vocab_size
@@ -96,7 +97,7 @@ class LM:
         """Tokens that end a text or a reply: the model's, the tokenizer's, the chat template's."""
         generation = getattr(self.model, "generation_config", None)
         ids = _as_ids(getattr(generation, "eos_token_id", None))
-        ids |= _as_ids(self.model.config.get_text_config().eos_token_id)
+        ids |= _as_ids(getattr(self.model.config.get_text_config(), "eos_token_id", None))
         if self.tokenizer is not None:
             ids |= _as_ids(self.tokenizer.eos_token_id)
             ids |= _as_ids(self._end_of_turn())
@@ -107,7 +108,7 @@ class LM:
         """The token that starts a text, if the model has one."""
         if self.tokenizer is not None:
             return self.tokenizer.bos_token_id
-        return self.model.config.get_text_config().bos_token_id
+        return getattr(self.model.config.get_text_config(), "bos_token_id", None)
 
     @cached_property
     def adds_bos(self) -> bool:

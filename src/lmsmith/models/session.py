@@ -20,6 +20,7 @@ from torch import Tensor
 from lmsmith.errors import CapabilityError, UsageError
 from lmsmith.models.attention import session_attention
 from lmsmith.models.kv import HOLE_LIMIT, KVStore
+from lmsmith.models.limits import need_plain_decoder, turning_points
 from lmsmith.models.rows import Feed, Plan, Row
 from lmsmith.models.sites import Sites
 from lmsmith.models.step import Step, Tree
@@ -52,12 +53,9 @@ class Session:
             CapabilityError: The model is not a decoder with plain attention.
         """
         self.lm = lm
-        decoder = lm.model.get_decoder() if lm.model.can_generate() else None
-        if decoder is None or not hasattr(decoder.config, "num_attention_heads"):
-            kind = type(lm.model).__name__
-            raise CapabilityError("a Session", "a decoder with attention layers", kind)
-        self._decoder = decoder
-        self._config = decoder.config
+        need_plain_decoder(lm.model)
+        self._decoder = lm.model.get_decoder()
+        self._config = self._decoder.config
         parameter = next(lm.model.parameters())
         self._store = KVStore(self._config, parameter.dtype, parameter.device, capacity)
         self._device = parameter.device
@@ -329,8 +327,10 @@ class Session:
 
     def _fits(self, length: int) -> None:
         if length > self._store.context:
+            turns = self._store.context in turning_points(self._config)
+            why = "; past it longrope positions change, those of cached keys too" if turns else ""
             raise UsageError(
-                f"{length} tokens do not fit into the model's context of {self._store.context}"
+                f"{length} tokens do not fit into the model's context of {self._store.context}{why}"
             )
 
     def _usable(self, strength: float) -> float:
