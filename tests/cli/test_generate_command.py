@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import sys
 
 import pytest
@@ -91,8 +92,18 @@ def test_many_prompts_come_in_their_order_whatever_ends_first(lmsmith, tiny, lm,
         ("\n\n", "holds no prompts"),
         ("{", "line 1 is not JSON"),
         ('"a"\n{"text": "b"}', "line 2 has neither `prompt` nor `messages`"),
-        ('{"prompt": 3}', "line 1 has neither"),
+        ('{"prompt": 3}', "line 1 holds no prompt; a prompt is text, a list of messages"),
+        ('"a"\n[[1]]', "line 2 holds no prompt"),
+        ("[]", "line 1 holds no prompt"),
+        ("[1, true]", "line 1 holds no prompt"),
+        ('[1, {"role": "user", "content": "a"}]', "line 1 holds no prompt"),
+        ('{"messages": [{"content": "a"}]}', "line 1 holds no prompt"),
+        ('{"messages": [{"role": "user", "content": {"a": 1}}]}', "line 1 holds no prompt"),
+        ('\n"a"\n' + "[" * 100_000, "line 3 is nested too deeply"),
+        ("9" * 5000, "line 1 is not JSON"),
+        ('"a"\n"b\\ud800"', "prompt 2 of 2: the prompt holds a lone surrogate, U+D800"),
     ],
+    ids=lambda value: value[:20],
 )
 def test_a_wrong_file_of_prompts_is_one_line(lmsmith, tiny, tmp_path, content, message):
     path = tmp_path / "prompts.jsonl"
@@ -102,12 +113,72 @@ def test_a_wrong_file_of_prompts_is_one_line(lmsmith, tiny, tmp_path, content, m
     assert message in done.line
 
 
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_a_file_is_split_at_line_breaks_only_and_may_have_a_byte_order_mark(
+    lmsmith, tmp_path, name
+):
+    texts = ["one\u2028line", "a\x0bb\x0cc\x1cd\x85e", "naïve"]
+    lines = [json.dumps(t, ensure_ascii=False) if "json" in name else t for t in texts]
+    path = tmp_path / name
+    path.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    assert lmsmith("generate", "m", "--prompts", path, "--dry-run").document["prompts"] == texts
+
+
+def test_rows_of_json_may_be_text_messages_or_ids(lmsmith, tmp_path):
+    rows = ["a", [5, 6], [{"role": "user", "content": "hi"}]]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*rows, {"messages": rows[2]}, {"prompt": ""}])))
+    document = lmsmith("generate", "m", "--prompts", path, "--dry-run").document
+    assert document["prompts"] == [*rows, rows[2], ""]
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [("", "the prompt is empty"), ("cat " * 256, "shorten it"), ([9999], "9999 is no token")],
+    ids=["empty", "long", "id"],
+)
+def test_a_bad_prompt_among_many_is_named_before_any_text(lmsmith, tiny, tmp_path, bad, says):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ["a", "b", {"prompt": bad}, "d"]))
+    done = lmsmith("generate", tiny, "--prompts", path, *FIXED, "--batch-size", 1)
+    assert done.code == 2
+    assert done.line.startswith("error: prompt 3 of 4: ") and says in done.line
+
+
+@pytest.mark.parametrize("option", ["--system", "--stop"])
+def test_an_option_that_is_not_utf8_is_one_line(start, option):
+    child = start("generate", "m", "p", option, "caf\udce9", "--dry-run")
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err.count(b"\n")) == (2, b"", 1)
+    assert f"{option} is not UTF-8: byte 0xe9 at offset 3".encode() in err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_output_that_lacks_characters_shows_question_marks(start, tiny, encoding, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    words = ("generate", tiny, "你好 naïve", "--max-tokens", 1, "--temperature", 0)
+    child = start(*words, "--show")
+    shown, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert shown.startswith("?? naïve".encode(encoding, "replace"))
+    document, err = start(*words, "--dry-run").communicate(timeout=60)
+    assert err == b"" and json.loads(document.decode(encoding))["prompts"] == ["你好 naïve"]
+
+
+def test_ctrl_c_ends_the_line_and_says_so_on_one_of_its_own(start, tiny):
+    child = start("generate", tiny, "the cat", "--max-tokens", 240, "--temperature", 2)
+    first = child.stdout.read(1)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    # Before it, a slow machine may have said that opening took its time.
+    assert child.returncode == 130 and err.splitlines()[-1:] == [b"stopped"]
+    assert first and (first + out).endswith(b"\n") and b"Traceback" not in err
+
+
 def test_an_empty_prompt_and_one_too_long_are_one_line(lmsmith, tiny, lm):
     long = lmsmith("generate", tiny, "cat " * lm.context)
     assert long.code == 2
     assert "reads at most 256; shorten it" in long.line
-    if lm.adds_bos:
-        return
     empty = lmsmith("generate", tiny, "")
     assert empty.code == 2
     assert "empty" in empty.line

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from lmsmith.display.console import show_json
+from lmsmith.display.progress import progress
 from lmsmith.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,15 +78,18 @@ def generate(
         given: Settings of the method, as they were given on the command line.
     """
     from lmsmith.decoding.events import Sampling
+    from lmsmith.decoding.generate import check_all, make_decoder, stream
 
     specs = _specs(model)
     card, settings = _method(method, config, given or {}, specs)
+    stops = tuple(_argument(one, "--stop") for one in stop or ())
     requests = _requests(
-        _prompts(prompt, prompts, chat or system is not None, system),
+        _prompts(prompt, prompts, chat, None if system is None else _argument(system, "--system")),
         Sampling(temperature, top_k, top_p, min_p, seed),
         max_tokens,
-        tuple(stop or ()),
+        stops,
     )
+    check_all(requests)
     if batch_size < 1:
         raise UsageError(f"--batch-size is {batch_size}, but must be at least 1")
     if threads is not None and threads < 1:
@@ -98,7 +102,7 @@ def generate(
         "settings": settings.record() if settings is not None else {},
         "sampling": asdict(requests[0].sampling),
         "max_tokens": max_tokens,
-        "stop": list(stop or ()),
+        "stop": list(stops),
         "batch_size": batch_size,
     }
     if dry_run:
@@ -108,7 +112,6 @@ def generate(
         return
 
     from lmsmith.cli.threads import set_threads
-    from lmsmith.decoding.generate import make_decoder, stream
     from lmsmith.models import open_model
 
     if card is not None:
@@ -117,6 +120,7 @@ def generate(
     models = [open_model(s, dtype=dtype, device=device, adapter=adapter) for s in specs]
     set_threads(threads)
     decoder = make_decoder(models, method=method, config=settings)
+    check_all(requests, decoder)
     events = stream(decoder, requests, batch_size=batch_size)
     if json:
         show_json(plan | {"completions": _collect(events, requests)})
@@ -166,8 +170,8 @@ def _requests(
     prompts: Iterable[Prompt], sampling: Sampling, max_tokens: int, stop: tuple[str, ...]
 ) -> list[Request]:
     """One request a prompt; rows that shared a seed would make the same draws."""
+    from lmsmith.decoding.checks import check_sampling
     from lmsmith.decoding.events import Request
-    from lmsmith.decoding.sampling import check_sampling
 
     check_sampling(sampling)
     if max_tokens < 1:
@@ -197,17 +201,22 @@ def _prompts(prompt: str | None, file: Path | None, chat: bool, system: str | No
         # The line break that `echo` adds is not part of what the user wants continued.
         found = [_decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")]
     else:
-        # Words of the command line that are not UTF-8 arrive with surrogates in their place.
-        found = [_decode((prompt or "").encode("utf-8", "surrogateescape"), "PROMPT")]
-    if not chat:
+        found = [_argument(prompt or "", "PROMPT")]
+    if not chat and system is None:
         return found
     head = [] if system is None else [{"role": "system", "content": system}]
     return [[*head, {"role": "user", "content": p}] if isinstance(p, str) else p for p in found]
 
 
+def _argument(word: str, name: str) -> str:
+    """A word of the command line; one that is not UTF-8 arrives with surrogates in its place."""
+    return _decode(word.encode("utf-8", "surrogateescape"), name)
+
+
 def _decode(blob: bytes, where: str) -> str:
     try:
-        return blob.decode("utf-8")
+        # The byte order mark that some editors put in front is no text.
+        return blob.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{where} is not UTF-8: byte 0x{blob[error.start]:02x} at offset {error.start}; "
@@ -216,26 +225,51 @@ def _decode(blob: bytes, where: str) -> str:
 
 
 def _read_file(path: Path) -> Iterator[Prompt]:
-    import json
-
     try:
         blob = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    for number, line in enumerate(_decode(blob, str(path)).splitlines(), start=1):
-        if not line.strip():
-            continue
-        if path.suffix not in (".jsonl", ".ndjson"):
-            yield line
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{path} line {number} is not JSON: {error}") from None
-        value = row.get("messages", row.get("prompt")) if isinstance(row, dict) else row
-        if not value or not isinstance(value, str | list):
-            raise UsageError(f"{path} line {number} has neither `prompt` nor `messages`")
-        yield value
+    rows = path.suffix in (".jsonl", ".ndjson")
+    # Not splitlines, which also splits at characters that may stand inside a text.
+    for number, line in enumerate(_decode(blob, str(path)).split("\n"), start=1):
+        if line.strip():
+            text = line.removesuffix("\r")
+            yield _parse(text, f"{path} line {number}") if rows else text
+
+
+def _parse(line: str, where: str) -> Prompt:
+    """The prompt in a line of JSON: text, messages or token ids, bare or under their name."""
+    import json
+
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{where} is not JSON: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{where} is nested too deeply to be a prompt") from None
+    if isinstance(row, dict) and not {"prompt", "messages"} & set(row):
+        raise UsageError(f"{where} has neither `prompt` nor `messages`")
+    value = row.get("messages", row.get("prompt")) if isinstance(row, dict) else row
+    if isinstance(value, str) or (isinstance(value, list) and _same_kind(value)):
+        return value
+    raise UsageError(
+        f"{where} holds no prompt; a prompt is text, a list of messages, each with a `role` and "
+        "`content`, or a list of token ids"
+    )
+
+
+def _same_kind(values: list[Any]) -> bool:
+    """Whether a list is all messages or all token ids."""
+    ids = all(type(one) is int for one in values)
+    return bool(values) and (ids or all(_is_message(one) for one in values))
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), str | list | None)
+    )
 
 
 def _collect(events: Iterable[Event], requests: Sequence[Request]) -> list[dict[str, Any]]:
@@ -243,13 +277,15 @@ def _collect(events: Iterable[Event], requests: Sequence[Request]) -> list[dict[
     rows: list[dict[str, Any]] = [
         {"prompt": r.prompt, "text": "", "ids": [], "logprobs": []} for r in requests
     ]
-    for event in events:
-        row = rows[event.row]
-        row["text"] += event.text
-        row["ids"] += event.ids
-        row["logprobs"] += event.logprobs
-        if event.trace is not None:
-            row["trace"] = asdict(event.trace)
+    with progress("generating", len(requests), unit="prompts") as task:
+        for event in events:
+            row = rows[event.row]
+            row["text"] += event.text
+            row["ids"] += event.ids
+            row["logprobs"] += event.logprobs
+            if event.trace is not None:
+                row["trace"] = asdict(event.trace)
+                task.advance()
     return rows
 
 
@@ -257,26 +293,26 @@ def _print(events: Iterable[Event], requests: Sequence[Request], show: bool) -> 
     """Stream the text; several rows come one after the other, in the order of the prompts."""
     from lmsmith.cli.signal import Painter
 
-    painter = Painter(show)
     held: list[list[Event]] = [[] for _ in requests]
     traces: list[Trace] = []
     current = 0
-    if show:
-        painter.prompt(requests[0].prompt)
-    for event in events:
-        held[event.row].append(event)
-        while current < len(requests):
-            for ready in held[current]:
-                painter.text(ready)
-            done = bool(held[current]) and held[current][-1].trace is not None
-            held[current] = []
-            if not done:
-                break
-            painter.end()
-            current += 1
-            if show and current < len(requests):
-                painter.prompt(requests[current].prompt)
-        if event.trace is not None:
-            traces.append(event.trace)
+    with Painter(show) as painter:
+        if show:
+            painter.prompt(requests[0].prompt)
+        for event in events:
+            held[event.row].append(event)
+            while current < len(requests):
+                for ready in held[current]:
+                    painter.text(ready)
+                done = bool(held[current]) and held[current][-1].trace is not None
+                held[current] = []
+                if not done:
+                    break
+                painter.end()
+                current += 1
+                if show and current < len(requests):
+                    painter.prompt(requests[current].prompt)
+            if event.trace is not None:
+                traces.append(event.trace)
     if sys.stderr.isatty():
         painter.summary(traces)

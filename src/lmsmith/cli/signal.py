@@ -24,6 +24,15 @@ class Painter:
     def __init__(self, show: bool) -> None:
         self.show = show
         self._modes: list[str] = []
+        self._inside = False  # whether the line that was written last is not ended yet
+
+    def __enter__(self) -> Painter:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        # What is said about a text that broke off has a line of its own.
+        if self._inside and failure is not None and not issubclass(failure, BrokenPipeError):
+            self.end()
 
     def prompt(self, prompt: Any) -> None:
         """Write the prompt, quietly, in front of its continuation."""
@@ -67,6 +76,7 @@ class Painter:
     def _write(self, text: str, style: str | None) -> None:
         if not text:
             return
+        self._inside = not text.endswith("\n")
         if style is None:
             sys.stdout.write(text)
         else:

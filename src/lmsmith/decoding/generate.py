@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lmsmith.decoding.checks import check_request
 from lmsmith.decoding.events import Decoder, Event, Prompt, Request, Sampling, Trace
 from lmsmith.errors import CapabilityError, UsageError
 
@@ -114,6 +115,7 @@ def stream(decoder: Decoder, requests: Iterable[Request], batch_size: int = 32) 
         while True:
             while more and len(place) < batch_size:
                 for position, request in waiting:
+                    check_request(request)
                     place[decoder.admit(request)] = position
                     break
                 else:
@@ -193,6 +195,28 @@ def generate(
     return complete(make_decoder(models, method, config), requests, batch_size, on_event)
 
 
+def check_all(requests: Sequence[Request], decoder: Decoder | None = None) -> None:
+    """Refuse what cannot be served before anything is generated.
+
+    Args:
+        requests: What will be run.
+        decoder: Asked as well: admitting a request computes nothing yet, so each is admitted and
+            retired again.
+
+    Raises:
+        UsageError: A request that is refused; among several by its number, `prompt 3 of 4: ...`.
+    """
+    for number, request in enumerate(requests, start=1):
+        try:
+            check_request(request)
+            if decoder is not None:
+                decoder.retire(decoder.admit(request))
+        except UsageError as error:
+            if len(requests) == 1:
+                raise
+            raise UsageError(f"prompt {number} of {len(requests)}: {error}") from error
+
+
 def complete(
     decoder: Decoder,
     requests: Sequence[Request],
@@ -211,26 +235,15 @@ def complete(
         One completion a request, in their order.
 
     Raises:
-        UsageError: A request the decoder refuses; among several the message names which.
+        UsageError: A request the decoder refuses; among several the message names which, and
+            nothing has been generated.
     """
-    taken = 0
-
-    def counted() -> Iterator[Request]:
-        nonlocal taken
-        for request in requests:
-            taken += 1
-            yield request
-
+    check_all(requests, decoder)
     events: list[list[Event]] = [[] for _ in requests]
-    try:
-        for event in stream(decoder, counted(), batch_size):
-            events[event.row].append(event)
-            if on_event is not None:
-                on_event(event)
-    except UsageError as error:
-        if len(requests) > 1 and taken:
-            raise UsageError(f"prompt {taken} of {len(requests)}: {error}") from error
-        raise
+    for event in stream(decoder, requests, batch_size):
+        events[event.row].append(event)
+        if on_event is not None:
+            on_event(event)
     return [_joined(request, of_row) for request, of_row in zip(requests, events, strict=True)]
 
 
