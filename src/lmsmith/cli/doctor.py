@@ -71,10 +71,10 @@ def _packages() -> list[dict[str, Any]]:
 
 
 def _hardware() -> list[dict[str, Any]]:
-    from lmsmith.evaluation.environment import available_cores, cpu_name, fastest_threads
-    from lmsmith.models.doctor import hardware, memory
+    from lmsmith.evaluation.environment import cpu_name, fastest_threads
+    from lmsmith.models.doctor import hardware, memory, usable_cores
 
-    rows = [_row("processor", f"{cpu_name()}, {available_cores()} cores usable")]
+    rows = [_row("processor", f"{cpu_name()}, {usable_cores()} cores usable")]
     try:
         found = hardware()
     except Exception as error:
