@@ -252,6 +252,8 @@ class LM:
     def load_adapter(self, adapter: str | Path | Adapter) -> Adapter:
         """Attach a LoRA adapter; rows choose its strength. One that was attached before goes.
 
+        Sessions that are open go on with the new one, and compute again what the old one changed.
+
         Args:
             adapter: An adapter, or a folder in PEFT's format.
 
@@ -263,10 +265,9 @@ class LM:
 
         if not isinstance(adapter, Adapter):
             adapter = Adapter.load(adapter)
-        if self.adapter is not None:
+        adapter.attach(self.model)  # an adapter that does not fit leaves the one before in place
+        if self.adapter is not None and self.adapter is not adapter:
             self.adapter.detach()
-            self.adapter = None
-        adapter.attach(self.model)
         self.adapter = adapter
         return adapter
 
