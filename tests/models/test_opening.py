@@ -106,6 +106,31 @@ def test_an_encoder(tmp_path):
     assert (lm.layers, lm.width, lm.vocabulary, lm.context) == (2, 16, 400, 32)
 
 
+def test_an_encoder_saved_without_its_pooler(tmp_path):
+    from safetensors.torch import load_file, save_file
+    from transformers import BertConfig, BertForMaskedLM
+
+    from lmsmith.testing import tiny_tokenizer
+
+    config = BertConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=32,
+    )  # fmt: skip
+    model = BertForMaskedLM(config).eval()
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    lm = open_model(tmp_path, dtype="float32", device="cpu")
+    assert "embedding" in lm.offers
+    ids = torch.tensor([[5, 6, 7]])
+    out = lm.model(ids)
+    assert torch.equal(out.last_hidden_state, model.bert(ids).last_hidden_state)
+    assert out.pooler_output is None  # rather than random numbers
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["bert.encoder.layer.0.output.dense.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "output.dense.weight" in fails(ModelFileError, tmp_path)
+
+
 def test_opening_says_nothing(folder, capfd):
     open_model(folder)
     assert capfd.readouterr() == ("", "")

@@ -239,7 +239,11 @@ def _read_model(place: _Place, dtype: torch.dtype, trust_remote_code: bool) -> P
             **origin,
         )
     # transformers fills what a file lacks with random numbers.
-    if missing := sorted(loaded["missing_keys"]):
+    missing = sorted(loaded["missing_keys"])
+    if missing and all(name.startswith("pooler.") for name in missing):
+        # An encoder saved with another head, such as mask prediction, has none.
+        model.pooler, missing = None, []
+    if missing:
         raise ModelFileError(
             f"{place.where} lacks {len(missing)} of its weights, such as {missing[0]}; "
             f"{place.advice}"
@@ -293,6 +297,8 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
         dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
         native = device.type != "cpu" or native_bfloat16()
+        if device.type == "cuda":
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
     if dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, ("auto", *DTYPES))
