@@ -35,6 +35,18 @@ def test_every_option_of_every_command_is_explained(lmsmith, name):
     assert explained == set(inspect.signature(function).parameters)
 
 
+def test_help_shows_the_order_of_words_and_only_defaults_that_say_something(lmsmith):
+    out = lmsmith("generate", "--help").out
+    assert out.startswith("Usage: lmsmith generate MODEL [PROMPT] [OPTIONS]\n")
+    assert "[default: 1.0]" in out and "[default: 0]" in out
+    assert lmsmith("runs", "--help").out.startswith("Usage: lmsmith runs [FOLDERS]... [OPTIONS]\n")
+    models, pull = lmsmith("models", "--help").out, lmsmith("models", "pull", "--help").out
+    assert models.startswith("Usage: lmsmith models [COMMAND] [OPTIONS]\n")
+    assert pull.startswith("Usage: lmsmith models pull NAME [OPTIONS]\n")
+    for text in (out, models, pull):
+        assert "False" not in text and "None" not in text
+
+
 def test_list_and_info_tell_what_the_card_says(lmsmith):
     [row] = [row for row in lmsmith("list", "--json").document if row["name"] == "byte-sampler"]
     assert row == cards.get("byte-sampler").to_dict()
@@ -152,7 +164,7 @@ def test_runs_and_report_of_nothing(lmsmith, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert lmsmith("runs", "--json").document == []
     done = lmsmith("runs")
-    assert (done.code, done.out) == (0, "") and "no runs in runs" in done.err
+    assert (done.code, done.out) == (0, "") and "no runs in the folder runs" in done.err
     (tmp_path / "results").mkdir()
     done = lmsmith("report")
     assert done.code == 2 and "no report under results" in done.line

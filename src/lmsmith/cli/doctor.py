@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,12 @@ def _hardware() -> list[dict[str, Any]]:
     except Exception as error:
         return [*rows, _row("torch", f"{type(error).__name__}: {error}", False, "reinstall torch")]
     sizes = {name: size for name, size in memory().items() if size is not None}
-    threads = f"{fastest_threads(repeats=1)} fastest now; commands choose, OMP_NUM_THREADS sets it"
+    fixed = bool(os.environ.get("OMP_NUM_THREADS"))
+    why = "as OMP_NUM_THREADS says" if fixed else "the fastest just now; OMP_NUM_THREADS fixes it"
     return [
         *rows,
         _row("memory", ", ".join(f"{size / 1e9:.1f} GB {name}" for name, size in sizes.items())),
-        _row("torch threads", threads),
+        _row("torch threads", f"{fastest_threads(repeats=1)}, {why}"),
         _row("accelerators", ", ".join(found["accelerators"]) or "none; models run on the CPU"),
         _row("device and dtype", f"auto is {found['device']}, {found['dtype']}"),
     ]

@@ -55,26 +55,27 @@ def generate(
     Args:
         model: A known name, folder, hub id or .gguf file; A+B for a method that takes several.
         prompt: Text to continue; - reads standard input, less a final line break.
-        method: A name from `lmsmith list`; plain decoding without.
-        config: TOML file with settings of the method; options stand in front of it.
+        method: A name from `lmsmith list`; by default plain decoding.
+        config: TOML file with settings of the method; options override it.
         prompts: File of prompts: one a line, or JSON lines with `prompt` or `messages`.
-        batch_size: Most prompts at work at once.
+        batch_size: Most prompts to run at once.
         max_tokens: Most new tokens, or bytes for a method that draws bytes.
-        temperature: Divides the logits; 0 takes the likeliest.
-        top_k: Keep the k likeliest; 0 keeps all.
-        top_p: Keep the likeliest that reach this probability together.
-        min_p: Drop what is less likely than this share of the likeliest.
-        seed: Seed of the draws.
+        temperature: Sampling temperature; 0 always takes the likeliest token.
+        top_k: Draw from the k likeliest tokens only; 0 draws from all.
+        top_p: Draw from the likeliest tokens that together reach this probability.
+        min_p: Leave out tokens less likely than this share of the likeliest one.
+        seed: Seed of the draws; without one every run differs.
         stop: String that ends the text; repeatable.
-        chat: Put the prompt into the model's chat template.
+        chat: Put the prompt into the model's chat template; --raw, the default, does not.
         system: System message; implies --chat.
         adapter: Folder of a PEFT LoRA adapter.
         dtype: auto, float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N.
-        threads: CPU threads; the count that is fastest here and now without.
-        show: Colour the text by the method's own signal.
+        threads: CPU threads; by default the count that is fastest right now.
+        show: Show the prompt, and colour the text by the method's signal; without a method, by
+            each token's probability.
         json: Print one JSON document and nothing else.
-        dry_run: Print the resolved settings and prompts, and stop.
+        dry_run: Print the resolved settings and prompts, and run nothing.
         given: Settings of the method, as they were given on the command line.
     """
     from lmsmith.decoding.events import Sampling

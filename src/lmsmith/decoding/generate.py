@@ -75,7 +75,8 @@ def make_decoder(
     card = cards.get(method)
     make = card.load("decoder")
     if card.models and len(models) > card.models:
-        raise UsageError(f"{method} takes at most {card.models} model(s), not {len(models)}")
+        most = "one model" if card.models == 1 else f"at most {card.models} models"
+        raise UsageError(f"{method} takes {most}, not {len(models)}")
     for lm in models:
         missing = sorted(set(card.needs) - lm.offers)
         if missing:

@@ -129,7 +129,7 @@ def collect(
     roots = [Path(folder) for folder in folders]
     for folder in roots:
         if not folder.exists():
-            raise UsageError(f"no folder {folder}")
+            raise UsageError(f"no folder {folder}; give one that holds bench reports")
     newest: dict[tuple[str, str, str], Report] = {}
     for path in sorted(path for folder in roots for path in folder.rglob(REPORT)):
         report = Report.load(path)
