@@ -8,8 +8,9 @@ import textwrap
 
 import pytest
 
+from lmsmith import cards
 from lmsmith.decoding.events import Request, Sampling
-from lmsmith.decoding.generate import complete, generate, make_decoder, stream
+from lmsmith.decoding.generate import check_offers, complete, generate, make_decoder, stream
 from lmsmith.decoding.plain import PlainDecoder
 from lmsmith.decoding.rows import RowOutput
 from lmsmith.decoding.text import ByteText
@@ -159,6 +160,22 @@ class TestGenerate:
             generate(lm, [b"x\xff"])
 
 
+class TestOffers:
+    def test_a_model_that_lacks_what_is_needed_is_named(self):
+        encoder = {"hidden", "embedding"}
+        for card, who, lacks in (
+            (None, "plain decoding", "logits"),
+            (cards.get("byte-sampler"), "byte-sampler", "bpe"),
+        ):
+            with pytest.raises(CapabilityError) as caught:
+                check_offers(encoder, "minilm", card)
+            assert str(caught.value) == (
+                f"{who} needs {lacks}, but the model offers embedding, hidden; "
+                "give another model than minilm"
+            )
+        check_offers({"hidden", "logits"}, "any")
+
+
 METHOD = {
     "card.toml": """
         name = "shout"
@@ -224,7 +241,7 @@ class TestMakeDecoder:
             make_decoder(lm, "shout")
 
     def test_too_many_models(self, lm, shout):
-        with pytest.raises(UsageError, match="shout takes at most 1"):
+        with pytest.raises(UsageError, match="shout takes one model, not 2"):
             make_decoder([lm, lm], "shout")
         with pytest.raises(UsageError, match="plain decoding takes one model"):
             make_decoder([lm, lm])

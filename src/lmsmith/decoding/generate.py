@@ -5,7 +5,7 @@ Not for: how any decoder works; methods are found by their cards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from lmsmith.decoding.events import Decoder, Event, Prompt, Request, Sampling, T
 from lmsmith.errors import CapabilityError, UsageError
 
 if TYPE_CHECKING:
+    from lmsmith.cards import Card
     from lmsmith.models import LM
 
 
@@ -68,6 +69,7 @@ def make_decoder(
             raise UsageError("plain decoding has no settings of its own; name a method")
         from lmsmith.decoding.plain import PlainDecoder
 
+        check_offers(models[0].offers, models[0].name)
         return PlainDecoder(models[0])
 
     from lmsmith import cards
@@ -78,15 +80,32 @@ def make_decoder(
         most = "one model" if card.models == 1 else f"at most {card.models} models"
         raise UsageError(f"{method} takes {most}, not {len(models)}")
     for lm in models:
-        missing = sorted(set(card.needs) - lm.offers)
-        if missing:
-            raise CapabilityError(
-                method, " and ".join(missing), ", ".join(sorted(lm.offers)) or "nothing"
-            )
+        check_offers(lm.offers, lm.name, card)
     if "config" in card.entry:
         config = card.load("config").parse(config)
     decoder: Decoder = make(models, config)
     return decoder
+
+
+def check_offers(offers: Collection[str], name: str, card: Card | None = None) -> None:
+    """Refuse a model that does not offer what a method needs.
+
+    Args:
+        offers: What the model offers, as `LM.offers`.
+        name: The model's name.
+        card: The method; `None` is plain decoding.
+
+    Raises:
+        CapabilityError: Something is missing.
+    """
+    who, needs = ("plain decoding", ("logits",)) if card is None else (card.name, card.needs)
+    if missing := sorted(set(needs) - set(offers)):
+        raise CapabilityError(
+            who,
+            " and ".join(missing),
+            ", ".join(sorted(offers)) or "nothing",
+            f"give another model than {name}",
+        )
 
 
 def stream(decoder: Decoder, requests: Iterable[Request], batch_size: int = 32) -> Iterator[Event]:
