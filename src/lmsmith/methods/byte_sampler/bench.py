@@ -20,7 +20,7 @@ from lmsmith.methods.byte_sampler.baselines import BeamCover, arms
 from lmsmith.methods.byte_sampler.config import ByteSamplerConfig
 from lmsmith.methods.byte_sampler.decoder import ByteDecoder
 from lmsmith.methods.byte_sampler.reader import ByteReader, normalise
-from lmsmith.methods.byte_sampler.score import byte_logprobs, score
+from lmsmith.methods.byte_sampler.scoring import byte_logprobs, score
 from lmsmith.methods.byte_sampler.tree import CoveringTree
 
 if TYPE_CHECKING:

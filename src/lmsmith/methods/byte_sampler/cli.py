@@ -41,8 +41,8 @@ def score(
     from lmsmith.errors import UnknownNameError
     from lmsmith.methods.byte_sampler import combine as combiners
     from lmsmith.methods.byte_sampler.reader import ByteReader
-    from lmsmith.methods.byte_sampler.score import byte_logprobs
-    from lmsmith.methods.byte_sampler.score import score as score_texts
+    from lmsmith.methods.byte_sampler.scoring import byte_logprobs
+    from lmsmith.methods.byte_sampler.scoring import score as score_texts
     from lmsmith.models import open_model
 
     if combine not in ("mix", "product"):
