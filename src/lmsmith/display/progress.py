@@ -55,7 +55,9 @@ class Task:
 
     def _say(self, now: float, end: str = "") -> None:
         unit = f" {self.unit}" if self.unit else ""
-        count = f"{self.done:,.0f}{f' of {self.total:,.0f}' if self.total else ''}{unit}"
+        count = ""
+        if self.done or self.total:
+            count = f": {self.done:,.0f}{f' of {self.total:,.0f}' if self.total else ''}{unit}"
         seconds = now - self._started
         rate = (self.done - self._before) / seconds if seconds else 0.0
         left = (
@@ -63,7 +65,7 @@ class Task:
             if self.total and rate > 0 and not end
             else ""
         )
-        sys.stderr.write(f"{self.title}: {count}{end} after {_duration(seconds)}{left}\n")
+        sys.stderr.write(f"{self.title}{count}{end} after {_duration(seconds)}{left}\n")
         sys.stderr.flush()
 
     def _close(self, failed: bool) -> None:
@@ -174,6 +176,8 @@ def _count_column() -> ProgressColumn:
 
     class Count(ProgressColumn):
         def render(self, task: BarTask) -> Text:
+            if not task.completed and not task.total:
+                return Text()
             unit = task.fields.get("unit", "")
             show = decimal if unit == "bytes" else "{:,}".format
             text = show(int(task.completed))
