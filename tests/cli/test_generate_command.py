@@ -259,3 +259,32 @@ def test_a_corrupt_model_is_one_line(lmsmith, tiny, tmp_path):
     done = lmsmith("generate", folder, "the cat")
     assert done.code == 1
     assert str(folder) in done.line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_on_a_terminal_it_says_how_it_went(tiny, tmp_path):
+    import os
+    import pty
+    import subprocess
+
+    ours, theirs = pty.openpty()
+    words = ["generate", tiny, "the cat", *FIXED, "--show"]
+    with open(tmp_path / "out", "wb") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "lmsmith", *map(str, words)], stdout=out, stderr=theirs
+        )
+    os.close(theirs)
+    told = b""
+    while True:
+        try:
+            told += (piece := os.read(ours, 4096))
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not piece:
+            break
+    os.close(ours)
+    assert child.wait(timeout=60) == 0, told
+    assert (tmp_path / "out").read_bytes().startswith(b"the cat")
+    last = told.decode().splitlines()[-1]
+    assert "12 tokens, " in last and "a second, ended by length" in last
+    assert "orange is low, blue is high" in last

@@ -45,7 +45,7 @@ def bench(
     if json:
         show_json(report.to_dict())
     else:
-        show(*report.tables(), f"[quiet]{report.folder}: {report.seconds:,.0f} s[/]")
+        show(*report.tables(), f"[quiet]{report.seconds:,.0f} s; kept in {report.folder}[/]")
     return 0 if report.passed else 1
 
 

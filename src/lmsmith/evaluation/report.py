@@ -108,7 +108,7 @@ class Report:
             f"revision {' then '.join(env.get('revisions') or ['unknown'])}",
             f"seed {self.settings.get('seed', 0)}",
             f"{env.get('cpu', 'unknown processor')}, {env.get('cores', '?')} cores",
-            f"{env['threads']} torch threads" if "threads" in env else "",
+            f"torch threads: {env['threads']}" if "threads" in env else "",
             models,
             versions,
             f"{self.seconds:,.0f} s",
