@@ -261,6 +261,22 @@ def test_a_corrupt_model_is_one_line(lmsmith, tiny, tmp_path):
     assert str(folder) in done.line
 
 
+@pytest.mark.parametrize("method", [(), ("--method", "byte-sampler")])
+def test_an_encoder_is_refused_before_its_weights_are_read(lmsmith, tmp_path, method):
+    from transformers import BertConfig
+
+    from lmsmith.testing import tiny_tokenizer
+
+    BertConfig(architectures=["BertModel"]).save_pretrained(tmp_path)  # and no weights at all
+    tiny_tokenizer().save_pretrained(tmp_path)
+    done = lmsmith("generate", tmp_path, "x", *method)
+    assert done.code == 2
+    who = method[1] if method else "plain decoding"
+    assert done.line.startswith(f"error: {who} needs logits, but the model offers embedding")
+    known = lmsmith("generate", "minilm", "x", *method)
+    assert known.code == 2 and "minilm" in known.line
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_on_a_terminal_it_says_how_it_went(tiny, tmp_path):
     import os

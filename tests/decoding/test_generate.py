@@ -165,7 +165,7 @@ class TestOffers:
         encoder = {"hidden", "embedding"}
         for card, who, lacks in (
             (None, "plain decoding", "logits"),
-            (cards.get("byte-sampler"), "byte-sampler", "bpe"),
+            (cards.get("byte-sampler"), "byte-sampler", "bpe and logits"),
         ):
             with pytest.raises(CapabilityError) as caught:
                 check_offers(encoder, "minilm", card)

@@ -113,8 +113,11 @@ def generate(
         return
 
     from lmsmith.cli.threads import set_threads
-    from lmsmith.models import open_model
+    from lmsmith.models import check_offers, open_model
 
+    for spec in specs:
+        needs, who = (("logits",), "plain decoding") if card is None else (card.needs, card.name)
+        check_offers(spec, needs, who)
     if card is not None:
         card.load("decoder")  # a broken method is told before minutes of loading
     # Opening first: a model that is not there is told before torch is imported.
