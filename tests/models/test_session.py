@@ -217,7 +217,7 @@ def test_one_batch_mixes_strengths_and_base_rows_are_untouched(adapted):
 
 def test_steady_decoding_copies_no_cache(lm):
     session = Session(lm, capacity=200)
-    rows = [session.add(ids(n, n)) for n in (5, 5, 7)]
+    rows = [session.add(ids(n, seed)) for seed, n in enumerate((5, 5, 7))]
     session.feed({row: [] for row in rows})
     store = session._store
     held, place = store._buffer, store._buffer.data_ptr()
