@@ -72,6 +72,8 @@ def test_input_that_is_not_utf8_is_one_line(lmsmith, tiny, stdin, tmp_path):
     (tmp_path / "p.txt").write_bytes(b"ok\n\xff\n")
     assert "p.txt is not UTF-8" in lmsmith("generate", tiny, "--prompts", tmp_path / "p.txt").line
     assert "PROMPT is not UTF-8" in lmsmith("generate", tiny, "caf\udce9").line
+    half = ("generate", tiny, "caf\udcc3", "--method", "byte-sampler")  # é without its second byte
+    assert "PROMPT is not UTF-8" in lmsmith(*half, "--chat").line
 
 
 def test_many_prompts_come_in_their_order_whatever_ends_first(lmsmith, tiny, lm, tmp_path):

@@ -85,7 +85,13 @@ def generate(
     card, settings = _method(method, config, given or {}, specs)
     stops = tuple(_argument(one, "--stop") for one in stop or ())
     requests = _requests(
-        _prompts(prompt, prompts, chat, None if system is None else _argument(system, "--system")),
+        _prompts(
+            prompt,
+            prompts,
+            chat,
+            None if system is None else _argument(system, "--system"),
+            whole=method is None,
+        ),
         Sampling(temperature, top_k, top_p, min_p, seed),
         max_tokens,
         stops,
@@ -108,7 +114,17 @@ def generate(
     }
     if dry_run:
         show_json(
-            plan | {"dtype": dtype, "device": device, "prompts": [r.prompt for r in requests]}
+            plan
+            | {
+                "dtype": dtype,
+                "device": device,
+                "prompts": [
+                    r.prompt.decode("utf-8", "backslashreplace")
+                    if isinstance(r.prompt, bytes)
+                    else r.prompt
+                    for r in requests
+                ],
+            }
         )
         return
 
@@ -194,7 +210,12 @@ def _requests(
     ]
 
 
-def _prompts(prompt: str | None, file: Path | None, chat: bool, system: str | None) -> list[Prompt]:
+def _prompts(
+    prompt: str | None, file: Path | None, chat: bool, system: str | None, whole: bool
+) -> list[Prompt]:
+    """The prompts; `whole`: half a character at the end is a mistake."""
+    as_messages = chat or system is not None
+    whole = whole or as_messages
     if (prompt is None) == (file is None):
         raise UsageError("give either a PROMPT (- for standard input) or --prompts FILE")
     if file is not None:
@@ -203,13 +224,25 @@ def _prompts(prompt: str | None, file: Path | None, chat: bool, system: str | No
             raise UsageError(f"{file} holds no prompts; write one a line")
     elif prompt == "-":
         # The line break that `echo` adds is not part of what the user wants continued.
-        found = [_decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")]
+        blob = sys.stdin.buffer.read().removesuffix(b"\n")
+        found = [_prompt(blob, "standard input", whole)]
     else:
-        found = [_argument(prompt or "", "PROMPT")]
-    if not chat and system is None:
+        blob = (prompt or "").encode("utf-8", "surrogateescape")
+        found = [_prompt(blob, "PROMPT", whole)]
+    if not as_messages:
         return found
     head = [] if system is None else [{"role": "system", "content": system}]
     return [[*head, {"role": "user", "content": p}] if isinstance(p, str) else p for p in found]
+
+
+def _prompt(blob: bytes, where: str, whole: bool) -> Prompt:
+    """Text, or bytes that end inside a character, which a decoder of bytes goes on from."""
+    try:
+        blob.decode()
+    except UnicodeDecodeError as error:
+        if not whole and error.reason == "unexpected end of data":
+            return blob
+    return _decode(blob, where)
 
 
 def _argument(word: str, name: str) -> str:

@@ -39,6 +39,19 @@ def test_a_model_beside_itself_is_scored_twice_and_together():
     assert abs(both["logprob_nats"] - one["logprob_nats"]) < 1e-4
 
 
+def test_a_prompt_may_end_inside_a_character():
+    command = [sys.executable, "-m", "lmsmith", "generate", "smollm2-135m", "Un caf\udcc3"]
+    done = subprocess.run(
+        [*command, "--method", "byte-sampler", "--temperature", "0", "--max-tokens", "4", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    [completion] = json.loads(done.stdout)["completions"]
+    assert completion["text"].startswith("é")
+
+
 def test_tree_shows_trunk_and_heads():
     done = run("tree", "smollm2-135m", "an unfini", "--json")
     assert done.returncode == 0, done.stderr

@@ -279,7 +279,7 @@ def _score_texts(
 def _tokenizers(bench: Bench) -> None:
     """Pair validity against the tokenizer itself, on sampled adjacent pairs."""
     from lmsmith.methods.byte_sampler.vocabulary import ByteTokens
-    from lmsmith.models.known import load_tokenizer
+    from lmsmith.models import load_tokenizer
 
     names = [bench.models[0]]
     if bench.size != "smoke":
