@@ -1,5 +1,6 @@
 """The byte decoders: contract, law of what they draw, ensembles, one-shot continuation."""
 
+import contextlib
 import math
 
 import pytest
@@ -141,6 +142,48 @@ def test_context_end_finishes_the_row():
     [events] = run(ByteDecoder([lm]), request)
     assert events[-1].trace.finish_reason == "length"
     assert events[-1].trace.notes["bytes"] < 4000
+
+
+def test_continuation_ends_with_the_context_and_no_other_row_suffers():
+    """The branch to the leaf takes room too; prompts end at every place near the context's end."""
+    lm = toy_lm()
+    text = "that the hat at " * 200
+    ids = lm.encode(text, add_special=False)
+    decoder = make([lm], ByteSamplerConfig(mode="continue"))
+    requests, lengths = [], range(lm.context - 8, lm.context)
+    for length in lengths:
+        cut = lm.tokenizer.decode(ids[: length - 1])
+        requests.append(Request(cut, max_tokens=99, sampling=Sampling(seed=0), ignore_eos=True))
+    rows = {}
+    for request in requests:
+        with contextlib.suppress(UsageError):  # the tree itself needs a little room
+            rows[decoder.admit(request)] = []
+    assert len(rows) >= 5
+    bystander = decoder.admit(Request("the ca", max_tokens=30, sampling=Sampling(seed=1)))
+    rows[bystander] = []
+    while decoder.active:
+        for event in decoder.step():
+            rows[event.row].append(event)
+    [alone] = run(
+        make([lm], ByteSamplerConfig(mode="continue")),
+        Request("the ca", max_tokens=30, sampling=Sampling(seed=1)),
+    )
+    assert text_of(rows.pop(bystander)) == text_of(alone)
+    assert {events[-1].trace.finish_reason for events in rows.values()} == {"length"}
+
+
+def test_invalid_is_what_masks_and_filters_took_out_together():
+    """`stop` that is ignored was not invalid."""
+    lm, prefix = toy_lm(), b"aaa"
+    oracle = Enumeration(lm)
+    kept, whole = oracle.next_bytes(prefix, True), oracle.next_bytes(prefix, False)
+    filtered = 1 - float(kept.sum() / whole.sum())
+    for leaves, expected in [("unfiltered", 0.0), ("filtered", filtered)]:
+        config = ByteSamplerConfig(leaves=leaves)
+        request = Request(prefix, max_tokens=1, sampling=Sampling(seed=0), ignore_eos=True)
+        [events] = run(ByteDecoder([lm], config), request)
+        assert math.isclose(events[-1].info["invalid"], expected, abs_tol=1e-6)
+    assert filtered > 0.01 and kept[256] / kept.sum() > 1e-3
 
 
 def test_bad_prompts_are_one_line():

@@ -82,13 +82,30 @@ class Enumeration:
                     stack.append(((*ids, token), data + spelling))
         return found
 
-    def next_bytes(self, prefix: bytes, filtered: bool) -> torch.Tensor:
-        """Masses of the next byte and `stop`  # [257], probabilities (not logs)."""
+    def next_bytes(
+        self, prefix: bytes, filtered: bool, top_k: int = 0, temperature: float = 1.0
+    ) -> torch.Tensor:
+        """Masses of the next byte and `stop`  # [257], probabilities (not logs).
+
+        Args:
+            prefix: The bytes so far.
+            filtered: Leave out leaves that are not valid.
+            top_k: Truncates the distribution of the leaf, not of the tokens before it; 0 does not.
+            temperature: Of every token distribution.
+        """
         total = torch.zeros(257, dtype=torch.float64)
         for ids in self.covers(prefix):
             data = b"".join(self.spelling[token] for token in ids)
-            c = sum(float(self.logprobs(ids[:i])[ids[i]]) for i in range(len(ids)))
-            row = self.logprobs(ids).exp() * math.exp(c)
+            laws = [
+                torch.log_softmax(self.logprobs(ids[:i]) / temperature, -1)
+                for i in range(len(ids) + 1)
+            ]
+            c = sum(float(law[token]) for law, token in zip(laws, ids, strict=False))
+            row = laws[-1].exp()
+            if top_k:
+                row = torch.where(row >= row.topk(top_k).values[-1], row, 0.0)
+                row = row / row.sum()
+            row = row * math.exp(c)
             for token, spelling in self.spelling.items():
                 whole = data + spelling
                 if len(whole) > len(prefix) and whole.startswith(prefix):
@@ -97,4 +114,16 @@ class Enumeration:
                     total[whole[len(prefix)]] += row[token]
             if data == prefix:
                 total[256] += sum(float(row[token]) for token in self.special)
+        return total
+
+    def prefix_probability(self, prefix: bytes) -> float:
+        """Mass of the valid sequences that cover the prefix minimally."""
+        total = 0.0
+        for ids in self.covers(prefix):
+            data = b"".join(self.spelling[token] for token in ids)
+            c = sum(float(self.logprobs(ids[:i])[ids[i]]) for i in range(len(ids)))
+            for token, spelling in self.spelling.items():
+                fits = len(data) < len(prefix) and (data + spelling).startswith(prefix)
+                if fits and self.valid((*ids, token)):
+                    total += math.exp(c + float(self.logprobs(ids)[token]))
         return total
