@@ -177,34 +177,6 @@ def test_scoring_up_to_the_last_token_of_the_context():
     assert len(lm.encode(text[:most].decode())) > 0.9 * lm.context
 
 
-def test_chain_rule_is_exact_when_invalid_pairs_have_no_mass():
-    """Sum over b of P(Pb) + P(stop) = P(P), in probabilities that are not normalised."""
-    lm = toy_lm()
-    oracle = Enumeration(lm)
-    special = oracle.special
-    plain = oracle.logprobs
-
-    def masked(ids):
-        row = plain(ids).clone()
-        for token in oracle.spelling:
-            if ids and not oracle.valid((ids[-1], token)):
-                row[token] = -math.inf
-        return torch.log_softmax(row, -1)
-
-    oracle.logprobs = masked
-
-    def mass(prefix: bytes) -> float:
-        """P(prefix): the mass of the valid covers, the exact end going on with anything."""
-        total = float(oracle.next_bytes(prefix, True).sum())
-        return total
-
-    for prefix in (b"the", b"aaa", b"at "):
-        vector = oracle.next_bytes(prefix, True)
-        chained = sum(mass(prefix + bytes([b])) for b in range(256) if vector[b] > 0)
-        assert math.isclose(chained + float(vector[256]), mass(prefix), rel_tol=1e-9)
-    assert special
-
-
 def test_filtered_and_unfiltered_differ_by_the_invalid_mass():
     lm = toy_lm()
     oracle = Enumeration(lm)

@@ -44,6 +44,48 @@ def toy_lm(seed: int = 0, size: int = 44, family: str = "llama") -> LM:
     return LM(model, tokenizer, name="toy")
 
 
+class _ValidHead(torch.nn.Module):
+    """An output layer that forbids tokens which may not follow; the last feature is the token."""
+
+    def __init__(self, weight: torch.Tensor, invalid: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self._invalid = torch.nn.Parameter(weight), invalid
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.nn.functional.linear(hidden[..., :-1], self.weight)
+        return logits.masked_fill(self._invalid[hidden[..., -1].long()], -math.inf)
+
+
+def valid_pairs_lm(seed: int = 0) -> LM:
+    """A toy model that gives no mass to pairs of tokens which its tokenizer never writes."""
+    tokenizer = toy_tokenizer()
+    model = tiny_model("llama", seed, torch.float64, vocabulary=len(tokenizer))
+    special = set(tokenizer.all_special_ids)
+    texts = ["" if i in special else tokenizer.decode([i]) for i in range(len(tokenizer))]
+    invalid = torch.tensor(
+        [
+            [
+                token not in special
+                and tokenizer(texts[before] + texts[token], add_special_tokens=False)["input_ids"]
+                != [one for one in (before, token) if one not in special]
+                for token in range(len(tokenizer))
+            ]
+            for before in range(len(tokenizer))
+        ]
+    )
+    seen: dict[str, torch.Tensor] = {}
+    model.get_input_embeddings().register_forward_pre_hook(
+        lambda module, given: seen.update(ids=given[0])
+    )
+    model.get_decoder().norm.register_forward_hook(
+        lambda module, given, out: torch.cat([out, seen["ids"][..., None].to(out)], dim=-1)
+    )
+    model.set_output_embeddings(
+        _ValidHead(model.get_input_embeddings().weight.detach().clone(), invalid)
+    )
+    return LM(model, tokenizer, name="valid pairs")
+
+
 class Enumeration:
     """Next-byte masses by trying every token sequence, with the tokenizer as the only judge."""
 

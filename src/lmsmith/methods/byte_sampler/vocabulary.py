@@ -206,9 +206,10 @@ class ByteTokens:
                     usable[token] = byte >= 0x80 or chr(byte) not in self.characters
         for token in np.flatnonzero(~usable).tolist():
             self.spelling[token] = None
-        for content, token in self.literals.items():
-            # Text that spells an added token is matched before BPE runs.
-            if token in self.special_ids or self.spelling[token] == content.encode():
+        # Text that spells an added token is matched before BPE runs, whichever token BPE has for it.
+        contents = {content.encode() for content in self.literals}
+        for token, spelling in enumerate(self.spelling):
+            if token in self.special_ids or spelling in contents:
                 self.spelling[token] = None
 
     # Looking up -----------------------------------------------------------------------------
