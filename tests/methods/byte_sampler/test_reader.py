@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
+from families import byte_level
+from oracle import family_lm
 from toys import Enumeration, toy_lm
 
 from lmsmith.decoding.events import Sampling
@@ -148,6 +150,22 @@ def test_a_row_that_truncation_leaves_nothing_of_is_read_without_it():
     assert difference(found[1], oracle.next_bytes(kept[0], True, 1)) <= 1e-9
 
 
+def test_scoring_after_a_context_is_the_rest_of_scoring_both():
+    reader = ByteReader(toy_lm())
+    [after] = score(reader, [b"at the mat"], [b"the cat s"])
+    [both] = score(reader, [b"the cat sat the mat"])
+    assert torch.allclose(after.exp(), both[len(b"the cat s") :].exp(), atol=1e-9)
+
+
+def test_scoring_filters_as_streaming_does():
+    lm, text = toy_lm(), b"aaab abab"
+    [found] = score(ByteReader(lm, filtered=True), [text])
+    oracle = Enumeration(lm)
+    for end in range(1, len(text) + 1):
+        expected = oracle.next_bytes(text[:end], True)
+        assert float((found[end].exp() - expected / expected.sum()).abs().max()) <= 1e-9
+
+
 def test_scoring_gives_its_rows_back_and_says_which_text_is_too_long():
     reader = ByteReader(toy_lm())
     assert score(reader, []) == []
@@ -213,3 +231,12 @@ def test_closed_rows_free_their_cache():
     assert isinstance(reader.session, Session)
     fresh = reader.open([b"the cat"], start=True)
     assert normalise(reader.next_bytes([fresh])).isfinite().any()
+
+
+def test_the_start_token_is_bos_where_it_is_used_and_else_the_document_separator():
+    assert ByteReader(toy_lm()).start_id == toy_lm().bos_id
+    lm = family_lm(byte_level("gpt-2"))
+    names = lm.tokenizer.convert_tokens_to_ids
+    lm.tokenizer.bos_token = "<|im_start|>"  # named, but not put before text
+    assert lm.bos_id == names("<|im_start|>")
+    assert ByteReader(lm).start_id == names("<|endoftext|>")

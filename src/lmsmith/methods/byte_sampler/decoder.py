@@ -24,7 +24,7 @@ from lmsmith.methods.byte_sampler import combine
 from lmsmith.methods.byte_sampler.buckets import STOP
 from lmsmith.methods.byte_sampler.config import ByteSamplerConfig
 from lmsmith.methods.byte_sampler.continuation import ContinuationDecoder
-from lmsmith.methods.byte_sampler.prompts import parts_of, pending_bytes
+from lmsmith.methods.byte_sampler.prompts import is_ids, parts_of, pending_bytes
 from lmsmith.methods.byte_sampler.reader import ByteReader, normalise
 
 if TYPE_CHECKING:
@@ -44,10 +44,6 @@ def make(models: Sequence[LM], config: ByteSamplerConfig | None = None) -> Decod
         UsageError: The number of models does not fit the settings.
     """
     config = config or ByteSamplerConfig()
-    if config.combine == "proxy" and len(models) != 3:
-        raise UsageError(
-            f"proxy tuning takes three models, BASE+EXPERT+ANTIEXPERT; got {len(models)}"
-        )
     if config.mode == "continue":
         if len(models) != 1:
             raise UsageError("mode 'continue' takes one model; use mode 'bytes' for an ensemble")
@@ -77,10 +73,20 @@ class ByteDecoder:
     Attributes:
         config: The settings.
         readers: One a model.
+
+    Raises:
+        CapabilityError: A tokenizer cannot be read as bytes.
+        UsageError: The number of models does not fit the settings.
     """
 
     def __init__(self, models: Sequence[LM], config: ByteSamplerConfig | None = None) -> None:
         self.config = config or ByteSamplerConfig()
+        if not models:
+            raise UsageError("byte-sampler needs a model; got none")
+        if self.config.combine == "proxy" and len(models) != 3:
+            raise UsageError(
+                f"proxy tuning takes three models, BASE+EXPERT+ANTIEXPERT; got {len(models)}"
+            )
         tokens = Sampling(
             temperature=self.config.token_temperature,
             top_k=self.config.token_top_k,
@@ -114,6 +120,15 @@ class ByteDecoder:
             UsageError: The prompt is empty, not UTF-8, or longer than a model's context; a
                 setting is out of range. Nothing has changed then.
         """
+        first = self.readers[0].tokens
+        if is_ids(request.prompt) and any(
+            (reader.tokens.spelling, reader.tokens.literals) != (first.spelling, first.literals)
+            for reader in self.readers
+        ):
+            raise UsageError(
+                "a prompt of token ids means other text to each model, as their tokenizers differ; "
+                "give it as text"
+            )
         rows: list[int] = []
         pending = b""
         try:

@@ -26,6 +26,7 @@ from lmsmith.decoding.events import Sampling
 from lmsmith.decoding.sampling import filtered_probs
 from lmsmith.errors import CapabilityError, UsageError
 from lmsmith.methods.byte_sampler.buckets import STOP, ByteBuckets
+from lmsmith.methods.byte_sampler.start import start_token
 from lmsmith.methods.byte_sampler.tree import CoveringTree, Head, Node
 from lmsmith.methods.byte_sampler.vocabulary import ByteTokens
 from lmsmith.models.session import Session, Tree
@@ -143,18 +144,8 @@ class ByteReader:
 
     @property
     def start_id(self) -> int:
-        """The token that stands before a text: BOS, or the document separator where there is none.
-
-        Raises:
-            CapabilityError: The model has neither.
-        """
-        if self.lm.bos_id is not None:
-            return self.lm.bos_id
-        if self.lm.eos_ids:
-            return min(self.lm.eos_ids)
-        raise CapabilityError(
-            "byte-sampler", "a start token for so short a prompt", "neither BOS nor EOS"
-        )
+        """The token that stands before a text (see `start_token`)."""
+        return start_token(self.lm, self.tokens)
 
     def close(self, row: int) -> None:
         """Forget a row and free its cache."""

@@ -206,7 +206,7 @@ class ByteTokens:
                     usable[token] = byte >= 0x80 or chr(byte) not in self.characters
         for token in np.flatnonzero(~usable).tolist():
             self.spelling[token] = None
-        # Text that spells an added token is matched before BPE runs, whichever token BPE has for it.
+        # Text that spells an added token is matched before BPE runs, which may have a token for it.
         contents = {content.encode() for content in self.literals}
         for token, spelling in enumerate(self.spelling):
             if token in self.special_ids or spelling in contents:
