@@ -155,10 +155,12 @@ def test_continuation_ends_with_the_context_and_no_other_row_suffers():
     text = "that the hat at " * 200
     ids = lm.encode(text, add_special=False)
     decoder = make([lm], ByteSamplerConfig(mode="continue"))
-    requests, lengths = [], range(lm.context - 8, lm.context)
+    requests, lengths = [], range(lm.context - 30, lm.context)
     for length in lengths:
         cut = lm.tokenizer.decode(ids[: length - 1])
-        requests.append(Request(cut, max_tokens=99, sampling=Sampling(seed=0), ignore_eos=True))
+        # Hot, so that some leaves are far from the trunk.
+        sampling = Sampling(seed=length, temperature=9.0)
+        requests.append(Request(cut, max_tokens=99, sampling=sampling, ignore_eos=True))
     rows = {}
     for request in requests:
         with contextlib.suppress(UsageError):  # the tree itself needs a little room
@@ -224,17 +226,20 @@ def test_token_settings_reach_the_reader():
     assert math.isclose(events[-1].logprobs[0], logprob, abs_tol=1e-6)
 
 
-@pytest.mark.parametrize("combine", ["mix", "product"])
-def test_truncation_that_leaves_only_masked_entries_is_lifted(combine):
-    """The likeliest token ends the text, which the request ignores; other rows go on."""
+@pytest.mark.parametrize(("combine", "top_k"), [("mix", 1), ("product", 1), ("product", 2)])
+def test_truncation_that_leaves_only_masked_entries_is_lifted(combine, top_k):
+    """The likeliest token ends the text, which one request ignores; the other ends.
+
+    With two tokens kept, the end token is all that the models agree on.
+    """
     models = [family_lm(byte_level("gpt-2"), seed) for seed in (0, 1)]
-    for lm in models:  # after every text the end token is by far the likeliest
+    for lm, other in zip(models, "xy", strict=True):
+        bias = torch.zeros(lm.vocabulary, dtype=torch.float64)
+        bias[lm.tokenizer.eos_token_id], bias[lm.encode(other)] = 80.0, 60.0
         lm.model.get_output_embeddings().register_forward_hook(
-            lambda module, given, out, end=lm.tokenizer.eos_token_id: out.index_add(
-                -1, torch.tensor([end]), torch.full((*out.shape[:-1], 1), 50.0).to(out)
-            )
+            lambda module, given, out, bias=bias: out + bias
         )
-    decoder = ByteDecoder(models, ByteSamplerConfig(token_top_k=1, combine=combine))
+    decoder = ByteDecoder(models, ByteSamplerConfig(token_top_k=top_k, combine=combine))
     free = Request("the cat ", max_tokens=3, sampling=GREEDY)
     endless = Request("the cat ", max_tokens=3, sampling=GREEDY, ignore_eos=True)
     stopped, going = run(decoder, free, endless)
