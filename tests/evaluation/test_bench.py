@@ -132,7 +132,7 @@ def test_work_that_takes_its_time_says_so_once(begin, capsys, monkeypatch):
     monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
     bench = begin()
     bench.once("training", lambda: 1)
-    assert capsys.readouterr().err.startswith(f"{bench.method} training: ")
+    assert capsys.readouterr().err.startswith(f"{bench.method} training, done after")
     bench.once("training", lambda: 1)
     assert capsys.readouterr().err == ""
     bench.interleaved("speed", {"a": lambda: None}, repeats=1)

@@ -29,7 +29,7 @@ AMBIGUOUS = {
     "mixed": "Hi  é123'll 世界!!\n\n  OK\r\n\t'S <|im_end|> 🙂 don't 45678 ",
     "scripts": "עברית abc\u200f Ελλάδα Привет กำลังทดสอบ ك١٢٣ ﷽ x² ½ Ⅷ ㍿",
 }
-"""Texts whose tokenization depends on what comes later (digest, section 8)."""
+"""Texts whose tokenization depends on what comes later."""
 
 CONTINUATIONS = (
     *(

@@ -3,7 +3,7 @@
 BPE applies, again and again, the best-ranked merge that is possible in a text, the leftmost on
 ties. Merges of the bytes of a token never depend on its neighbours until one reaches over the
 border. So a sequence of tokens is what BPE makes of its own text exactly when every adjacent pair
-is (digest, 3.2): in the run over the pair, each side replays its own merges, in the order of rank,
+is: in the run over the pair, each side replays its own merges, in the order of rank,
 and at no moment may a merge across the border be the best one. This module replays just that. The
 replay compares with the rank that is really next on each side, so it needs no *proper* list (one
 where operands are built before they are used); lists derived from SentencePiece scores are not.

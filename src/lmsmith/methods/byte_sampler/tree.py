@@ -1,4 +1,4 @@
-"""The streaming valid covering tree of a byte prefix (digest, 3.3 to 3.5).
+"""The streaming valid covering tree of a byte prefix.
 
 `CoveringTree` takes a prefix byte by byte and keeps every valid token sequence that covers it: a
 committed trunk, which all of them share, and above it a handful of live nodes. Layers, from the
