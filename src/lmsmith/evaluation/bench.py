@@ -24,7 +24,10 @@ __all__ = ["Arm", "Bench", "Item", "benches", "declare", "find_bench", "plan", "
 SIZES = ("smoke", "small", "full")
 
 # Benches that belong to no method; methods declare theirs in their cards.
-BUILT_IN = {"session": "lmsmith.evaluation.session_bench:bench"}
+BUILT_IN = {
+    "session": "lmsmith.evaluation.session_bench:bench",
+    "training": "lmsmith.evaluation.training_bench:bench",
+}
 
 BenchFunction = Callable[[Bench], None]
 F = TypeVar("F", bound=BenchFunction)

@@ -137,9 +137,8 @@ class Adapter(nn.Module):
         head = getattr(model, "get_output_embeddings", lambda: None)()
         updates = {}
         for name, module in model.named_modules():
-            if not isinstance(module, nn.Linear | Conv1D) or module is head:
-                continue
-            if "all-linear" in targets or _matches(name, targets):
+            chosen = _matches(name, targets) or ("all-linear" in targets and module is not head)
+            if isinstance(module, nn.Linear | Conv1D) and chosen:
                 inputs, outputs = _shape(module)
                 down = torch.empty(rank, inputs)
                 nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=generator)

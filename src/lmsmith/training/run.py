@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -74,6 +74,7 @@ def train(
     out: str | Path | None = None,
     loss: LossFunction | None = None,
     optimizer: OptimizerFactory | None = None,
+    on_step: Callable[[dict[str, Any]], None] | None = None,
 ) -> Trained:
     """Train a model, or a LoRA adapter for it, on examples.
 
@@ -92,6 +93,7 @@ def train(
         out: Folder of the run; without it nothing is written.
         loss: Another loss than the next token's.
         optimizer: Makes another optimizer than AdamW from parameter groups.
+        on_step: Called after every step with its line of the log, which it may add to.
 
     Raises:
         UsageError: Wrong settings or examples, or a folder that holds another run.
@@ -126,7 +128,7 @@ def train(
                 module, settings, plan.steps, adapter=adapter, loss=loss, optimizer=optimizer
             )
             run = _Run(loop, plan, tokens, test, folder, lm, adapter)
-            run.go()
+            run.go(on_step)
         result = run.result()
         if folder is not None and main and not folder.finished:
             folder.finish(lm, loop.trained, adapter, _summary(result))
@@ -177,7 +179,7 @@ class _Run:
         self.folder, self.lm, self.adapter = folder, lm, adapter
         self.log: list[dict[str, Any]] = []
 
-    def go(self) -> None:
+    def go(self, on_step: Callable[[dict[str, Any]], None] | None) -> None:
         """Take the steps that are left."""
         loop, settings, folder = self.loop, self.plan.settings, self.folder
         main = loop.accelerator.is_main_process
@@ -189,6 +191,8 @@ class _Run:
             with progress(title, self.plan.steps, done=loop.done, unit="steps") as task:
                 while loop.done < self.plan.steps:
                     row = self._step()
+                    if on_step is not None:
+                        on_step(row)
                     self.log.append(row)
                     if folder is not None and main:
                         folder.write_log(row)
