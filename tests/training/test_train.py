@@ -237,6 +237,40 @@ def test_the_caller_s_random_numbers_are_left_alone():
     assert torch.rand(1) == wanted
 
 
+def test_a_step_s_random_numbers_are_its_own():
+    """They follow from seed and step, whatever was drawn before."""
+    seen = []
+
+    def noisy(model, batch):
+        loss = NextTokenLoss(model)(model, batch)
+        seen.append(torch.rand(1).item())
+        return loss
+
+    for seed in (0, 0, 1):
+        torch.rand(7)
+        train(Recurrent(), ids_of(LENGTHS), {"steps": 2, "seed": seed}, loss=noisy)
+    assert seen[:2] == seen[2:4] != seen[4:] and seen[0] != seen[1]
+
+
+def test_what_the_caller_froze_stays_frozen():
+    model = Recurrent()
+    model.head.requires_grad_(False)
+    before = weights(model)
+    train(model, ids_of(LENGTHS), {"steps": 2, "learning_rate": 1e-2})
+    after = weights(model)
+    assert torch.equal(before["head.weight"], after["head.weight"])
+    assert not torch.equal(before["embed.weight"], after["embed.weight"])
+    assert not model.head.weight.requires_grad and model.embed.weight.requires_grad
+
+
+def test_a_callback_sees_every_step_and_may_add_to_the_log():
+    def note(row):
+        row["double"] = 2 * row["step"]
+
+    result = train(Recurrent(), ids_of(LENGTHS), {"steps": 3}, on_step=note)
+    assert [row["double"] for row in result.log] == [2, 4, 6]
+
+
 def test_wrong_requests_are_one_line():
     with pytest.raises(UsageError, match="max_length is 999, but tiny-llama reads at most 256"):
         train(tiny_lm(), SUMS, {"max_length": 999})

@@ -55,8 +55,10 @@ class LowRank(nn.Module):
         """The update at strength 1: `[..., inputs]` -> `[..., outputs]`."""
         if self.dropout and self.training:
             x = nn.functional.dropout(x, self.dropout)
+        if not torch.is_autocast_enabled(x.device.type):  # which converts by itself
+            x = x.to(self.down.dtype)
         # The low-rank product is the small one, so the factor goes there.
-        low = nn.functional.linear(x.to(self.down.dtype), self.down) * self.scaling
+        low = nn.functional.linear(x, self.down) * self.scaling
         return nn.functional.linear(low, self.up)
 
 

@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from lmsmith.errors import CapabilityError, TrainingError
+from lmsmith.errors import CapabilityError, TrainingError, UsageError
 from lmsmith.models.adapter import Adapter
 from lmsmith.models.opening import resolve_dtype
 from lmsmith.training.attention import same_when_recomputed
@@ -91,7 +91,7 @@ class Loop:
         # What the caller froze stays frozen, unless that is everything.
         if not any(parameter.requires_grad for parameter in self.trained.parameters()):
             self.trained.requires_grad_(True)
-        self.accelerator = Accelerator()
+        self.accelerator = _accelerator()
         if self.accelerator.num_processes > 1:
             model.to(self.accelerator.device)
             self.trained.to(self.accelerator.device)
@@ -120,7 +120,11 @@ class Loop:
         rate = learning_rate(self.done, self.total, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("rate_factor", 1.0)
-        self._seed(self.done)
+        with own_random_numbers(self.device):
+            self._seed(self.done)
+            return self._step(batches, rate)
+
+    def _step(self, batches: Sequence[Batch], rate: float) -> Step:
         self._pass.train()
         self.trained.train()
         self.optimizer.zero_grad(set_to_none=True)
@@ -244,11 +248,24 @@ def _checkpoint_gradients(model: Any) -> None:
     model.activation_checkpointing_enable(options)
 
 
+def _accelerator() -> Accelerator:
+    accelerator = Accelerator()
+    kind = accelerator.distributed_type.value
+    if kind != "NO" and not kind.startswith("MULTI_"):
+        raise UsageError(
+            f"training runs on one process or data-parallel on several, not under {kind}; "
+            "choose multi-CPU or multi-GPU in `accelerate config`"
+        )
+    # Accumulation is the step's own, and weighted by tokens; a launcher's setting would divide it.
+    accelerator.gradient_accumulation_steps = 1
+    return accelerator
+
+
 @contextmanager
-def own_random_numbers() -> Iterator[None]:
+def own_random_numbers(device: torch.device) -> Iterator[None]:
     """Leave the caller's random numbers as they are."""
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         finally:

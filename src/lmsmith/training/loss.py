@@ -91,13 +91,15 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         d_weight = torch.zeros_like(weight, dtype=exact) if needs[1] else None
         d_bias = torch.zeros_like(weight[:, 0], dtype=exact) if needs[2] else None
         total = torch.zeros((), dtype=exact, device=hidden.device)
-        # One buffer serves all chunks; a fresh one each would cost more than the softmax in it.
+        # Two buffers serve all chunks; fresh ones each would cost more than the softmax in them.
         shape = (min(chunk, len(targets)), len(weight))
-        buffer = torch.empty(shape, dtype=exact, device=hidden.device)
+        products, buffer = (hidden.new_empty(shape, dtype=d) for d in (hidden.dtype, exact))
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             h, target = hidden[part], targets[part, None]
-            logits = functional.linear(h, weight, bias).to(exact)
+            logits = torch.mm(h, weight.T, out=products[: len(h)]).to(exact)
+            if bias is not None:
+                logits += bias
             if softcap is not None:
                 logits = logits.div_(softcap).tanh_()
                 slope = 1 - logits.square()

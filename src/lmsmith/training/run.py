@@ -29,10 +29,12 @@ from lmsmith.models.lm import LM
 from lmsmith.training.batches import Batch, Order, collate, pack, share_out
 from lmsmith.training.data import Tokens, encode, load_examples
 from lmsmith.training.folder import TrainFolder
-from lmsmith.training.loop import Loop, OptimizerFactory, own_random_numbers
+from lmsmith.training.loop import Loop, OptimizerFactory
 from lmsmith.training.loss import LossFunction
 from lmsmith.training.settings import TrainSettings
 
+# Without a number of steps between checkpoints, this is the time between them.
+CHECKPOINT_SECONDS = 120.0
 # Settings that have no effect on what is trained.
 _FREE = ("checkpoint_every", "keep")
 
@@ -88,7 +90,8 @@ def train(
             `[examples, length, vocabulary]` (with another `loss`, any module).
         examples: A list or data set of examples, as `lmsmith.training.data.encode` takes them, or
             a JSONL file.
-        settings: What to train, and how.
+        settings: What to train, and how. An adapter that is attached is trained further, whatever
+            the settings say of a fresh one.
         held_out: Examples to evaluate on.
         out: Folder of the run; without it nothing is written.
         loss: Another loss than the next token's.
@@ -110,7 +113,6 @@ def train(
     plan = _Plan(tokens, settings)
     main = Accelerator().is_main_process
     with ExitStack() as stack:
-        stack.enter_context(own_random_numbers())
         folder = None
         if out is not None:
             config = {
@@ -185,7 +187,7 @@ class _Run:
         main = loop.accelerator.is_main_process
         if folder is not None:
             loop.done, self.log = folder.resume(loop.trained, loop.optimizer)
-        every = settings.checkpoint_every
+        due = _Due(settings.checkpoint_every)
         title = f"training {self.lm.name if self.lm else type(loop.model).__name__}"
         try:
             with progress(title, self.plan.steps, done=loop.done, unit="steps") as task:
@@ -196,7 +198,7 @@ class _Run:
                     self.log.append(row)
                     if folder is not None and main:
                         folder.write_log(row)
-                        if every and loop.done % every == 0:
+                        if due(loop.done):
                             folder.checkpoint(
                                 loop.done, loop.trained, loop.optimizer, settings.keep
                             )
@@ -205,8 +207,8 @@ class _Run:
                     task.advance()
         except KeyboardInterrupt:
             kept = "the same call goes on from the newest checkpoint"
-            if folder is None or every is None:
-                kept = "nothing is kept without a folder and checkpoint_every"
+            if folder is None:
+                kept = "nothing is kept without a folder"
             raise InterruptedRunError(
                 f"stopped at step {loop.done} of {self.plan.steps}; {kept}"
             ) from None
@@ -249,6 +251,21 @@ class _Run:
             folder=None if self.folder is None else self.folder.path,
             adapter=self.adapter,
         )
+
+
+class _Due:
+    """Whether a checkpoint is due: every so many steps, or after so much time."""
+
+    def __init__(self, every: int | None) -> None:
+        self.every, self.last = every, time.monotonic()
+
+    def __call__(self, step: int) -> bool:
+        if self.every is not None:
+            return step % self.every == 0
+        if time.monotonic() - self.last < CHECKPOINT_SECONDS:
+            return False
+        self.last = time.monotonic()
+        return True
 
 
 def _tokens(examples: Examples, settings: TrainSettings, lm: LM | None) -> Tokens:

@@ -104,7 +104,7 @@ class TrainSettings(Settings):
         None, "steps between evaluations; None is only at the end", unit="steps", source=OURS, ge=1
     )
     checkpoint_every: int | None = setting(
-        None, "steps between checkpoints; None is none", unit="steps", source=OURS, ge=1
+        None, "steps between checkpoints; None is two minutes", unit="steps", source=OURS, ge=1
     )
     keep: int = setting(2, "checkpoints to keep, the newest", source=OURS, ge=1)
     seed: int = setting(0, "seed of order, adapter and dropout", source=OURS, ge=0)
