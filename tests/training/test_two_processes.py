@@ -12,6 +12,7 @@ import two_processes
 HERE = Path(__file__).parent
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_course_of_one(tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch", "--multi_gpu"]
     launch += ["--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
