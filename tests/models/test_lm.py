@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lmsmith.errors import CapabilityError, ModelFileError, UsageError
 from lmsmith.models import LM, Adapter
+from lmsmith.models.limits import NO_LIMIT
 from lmsmith.testing import tiny_lm, tiny_model, tiny_tokenizer
 
 USER = [{"role": "user", "content": "the token"}]
@@ -59,6 +60,33 @@ def test_sizes(family):
     assert lm.layers == len(out.hidden_states) - 1
     assert lm.context == 256
     assert (lm.dtype, lm.device) == (torch.float32, torch.device("cpu"))
+
+
+def test_a_model_without_a_table_of_positions_has_no_limit_unless_it_names_one():
+    from transformers import (
+        BloomConfig,
+        BloomForCausalLM,
+        MambaConfig,
+        MambaForCausalLM,
+        MptConfig,
+        MptForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )
+
+    small = {"vocab_size": 64, "hidden_size": 32}
+    t5 = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=32, num_layers=2, num_heads=4)
+    mpt = MptConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, max_seq_len=48)
+    for model, context in (
+        (MambaForCausalLM(MambaConfig(**small, num_hidden_layers=2, state_size=4)), NO_LIMIT),
+        (BloomForCausalLM(BloomConfig(**small, n_layer=2, n_head=4)), NO_LIMIT),
+        (T5ForConditionalGeneration(t5), NO_LIMIT),
+        (MptForCausalLM(mpt), 48),
+    ):
+        lm = LM(model, None)
+        assert (lm.layers, lm.width, lm.vocabulary, lm.context) == (2, 32, 64, context)
+        assert lm.prompt_ids([1] * 48) == [1] * 48
+        assert isinstance(lm.eos_ids, frozenset) and (lm.bos_id is None or lm.bos_id >= 0)
 
 
 def test_offers(lm, starting):
@@ -150,6 +178,31 @@ def test_other_things_that_are_no_prompt(lm):
     refuses(lm, [None])
     refuses(lm, ["text", "more text"])
     refuses(lm, "lone surrogate \ud800")
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, 5, 1.5, {"role": "user"}, ["1"], [1.9], [True], [5, None], {5}, [[5]], torch.tensor(5),
+     torch.tensor([[5]]), torch.tensor([1.0]), torch.tensor([True])],
+)  # fmt: skip
+def test_what_is_no_prompt_is_told_in_a_line(lm, prompt):
+    assert "a prompt is text, bytes, token ids or chat messages, not" in refuses(lm, prompt)
+    with pytest.raises(UsageError, match="a prompt is text"):
+        lm.session([prompt])
+
+
+@pytest.mark.parametrize("prompts", ["the", b"the", {"role": "user"}, 5])
+def test_one_prompt_is_no_list_of_prompts(lm, prompts):
+    with pytest.raises(UsageError, match="a session takes a list of prompts, not") as raised:
+        lm.session(prompts)
+    assert "\n" not in str(raised.value)
+
+
+def test_ids_of_other_integer_types(lm):
+    numpy = pytest.importorskip("numpy")
+    assert lm.prompt_ids(numpy.array([5, 6])) == [5, 6]
+    assert lm.prompt_ids((numpy.int64(5), 6)) == [5, 6]
+    assert lm.prompt_ids(range(5, 7)) == [5, 6]
 
 
 def test_messages_without_a_template_or_against_it(lm, starting):

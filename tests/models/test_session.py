@@ -1,7 +1,10 @@
 """What a Session promises besides its law: counts, order, independence, errors, no copies."""
 
 import copy
+import threading
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -89,6 +92,15 @@ def test_step_reads_any_place_in_the_order_asked(lm, reference):
     expected = torch.stack([one[0], two[5], two[0], one[3]])
     assert gap(step.logits_at(places), expected) < 1e-4
     assert gap(step.all_logits(first), one) < 1e-4
+
+
+def test_no_places_give_no_logits_in_one_forward_or_several(lm):
+    session = Session(lm)
+    short = session.add([1])
+    assert session.feed({short: []}).logits_at([]).shape == (0, VOCABULARY)
+    step = session.feed({short: [2], session.add(ids(150)): []})
+    assert session.forward_calls == 3
+    assert step.logits_at([]).shape == (0, VOCABULARY)
 
 
 def test_logits_may_be_changed_in_place(lm):
@@ -205,21 +217,60 @@ def test_one_batch_mixes_strengths_and_base_rows_are_untouched(adapted):
 
 def test_steady_decoding_copies_no_cache(lm):
     session = Session(lm, capacity=200)
-    rows = [session.add(ids(n, n)) for n in (5, 5, 7)]
+    rows = [session.add(ids(n, seed)) for seed, n in enumerate((5, 5, 7))]
     session.feed({row: [] for row in rows})
-    held = session._store._buffer
-    place = held.data_ptr()
-    moved = []
-    for name in ("_swap", "_copy", "compact"):
-        original = getattr(session._store, name)
-        if name != "compact":
-            setattr(session._store, name, lambda *a, n=name, o=original: (moved.append(n), o(*a)))
+    store = session._store
+    held, place = store._buffer, store._buffer.data_ptr()
+    # One new token a row, in each layer once: all that may be written to the store.
+    written = held.shape[0] * 2 * len(rows) * held.shape[3] * held.shape[5]
     for token in range(50):
+        before = held.clone()
         session.feed({row: [token] for row in rows})
-    assert session._store._buffer.data_ptr() == place
-    assert not moved
-    keys, _ = session._store._views[0]
-    assert keys.data_ptr() >= place
+        assert store._buffer is held and held.data_ptr() == place
+        assert (before != held).sum() <= written
+        keys, _ = store._views[0]
+        assert keys.data_ptr() == held[0, 0, 0].data_ptr()
+
+
+def test_sessions_in_two_threads_equal_sessions_one_after_the_other(adapted):
+    """Strengths, captures and the attention itself are set on the model that they share."""
+    lm, reference = adapted
+    own = lm.model.config._attn_implementation
+    prompts = [[ids(5 + row, number) for row in range(1 + number)] for number in range(3)]
+
+    def play(number, meet=lambda: None):
+        session = Session(lm)
+        strengths = (0.0, 1.0, 0.5)
+        rows = [session.add(*row) for row in zip(prompts[number], strengths, strict=False)]
+        meet()
+        found = []
+        for token in range(40):
+            with session.capture([f"layers.{number}.resid_out"]):
+                step = session.feed({row: [token] for row in rows})
+            found += [step.logits, *step.sites.values()]
+        kept = [(session.tokens(row), session.strength(row)) for row in rows]
+        return found, list(zip(kept, step.logits, strict=True))
+
+    alone = [play(number) for number in range(3)]
+    barrier = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(play, range(3), [barrier.wait] * 3))
+    for (one, _), (other, lasts) in zip(alone, together, strict=True):
+        assert max(gap(*pair) for pair in zip(one, other, strict=True)) < 1e-5
+        for (tokens, strength), last in lasts:
+            assert gap(last, reference.logits(tokens, strength)[-1]) < 1e-4
+    assert lm.model.config._attn_implementation == own != "lmsmith_session"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_seconds_are_those_of_the_work_not_of_its_launch():
+    model = tiny_model("llama", vocabulary=VOCABULARY, hidden_size=1024, intermediate_size=8192)
+    session = Session(lm_of(model.to("cuda")))
+    row = session.add(ids(200))
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    session.feed({row: []}).all_logits(row).sum().item()
+    assert session.forward_seconds > 0.5 * (time.perf_counter() - began)
 
 
 def test_attention_reads_views_of_the_store(lm, monkeypatch):
@@ -371,16 +422,99 @@ def test_capped_attention_scores():
     assert gap(step.all_logits(row)[2], reference.logits([*ids(9), 3])[-1]) < 1e-4
 
 
-def test_models_without_plain_attention_are_refused():
-    from transformers import BertConfig, BertForMaskedLM, MambaConfig, MambaForCausalLM
+def unlike_models():
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        BertLMHeadModel,
+        BloomConfig,
+        BloomForCausalLM,
+        DeepseekV3Config,
+        DeepseekV3ForCausalLM,
+        MambaConfig,
+        MambaForCausalLM,
+        T5Config,
+        T5ForConditionalGeneration,
+    )  # fmt: skip
 
     small = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 1}
-    for model in (
-        MambaForCausalLM(MambaConfig(**small, state_size=4)),
-        BertForMaskedLM(BertConfig(**small, intermediate_size=32, num_attention_heads=2)),
+    bert = BertConfig(**small, intermediate_size=32, num_attention_heads=2)
+    t5 = T5Config(vocab_size=VOCABULARY, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
+    latent = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 4, "num_attention_heads": 4}
+    widths = {"intermediate_size": 32, "num_key_value_heads": 4, "first_k_dense_replace": 1}
+    return {
+        "decoder": [
+            MambaForCausalLM(MambaConfig(**small, state_size=4)),
+            BertForMaskedLM(bert),
+            T5ForConditionalGeneration(t5),
+        ],
+        "attention that can be replaced": [
+            BloomForCausalLM(
+                BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=1, n_head=4)
+            )
+        ],
+        "a head of one linear layer": [BertLMHeadModel(bert)],
+        "keys and values of one width": [
+            DeepseekV3ForCausalLM(
+                DeepseekV3Config(**small, **latent, **widths, qk_rope_head_dim=4, v_head_dim=width)
+            )
+            for width in (4, 8)
+        ],
+    }
+
+
+def test_models_without_plain_attention_are_refused():
+    for words, models in unlike_models().items():
+        for model in models:
+            lm = lm_of(model)
+            with pytest.raises(CapabilityError, match=f"Session needs .*{words}") as caught:
+                Session(lm)
+            assert "\n" not in str(caught.value)
+
+
+def rope_model(kind, **settings):
+    from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+    sizes = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "pad_token_id": 0, "initializer_range": 0.2, "max_position_embeddings": 64,
+        "rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **settings},
+    }  # fmt: skip
+    if kind == "longrope":
+        config = Phi3Config(**sizes, original_max_position_embeddings=16)
+        return Phi3ForCausalLM(config).eval()
+    return LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "limit", "words"),
+    [
+        ("longrope", {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4}, 16, "longrope"),
+        ("dynamic", {"factor": 4.0}, 64, "context of 64"),
+    ],
+)
+def test_positions_that_change_with_length_are_used_up_to_there(kind, settings, limit, words):
+    """Past it the angles of all positions change, and keys cached before would be wrong."""
+    model = rope_model(kind, **settings)
+    lm, reference = lm_of(model), Reference(model)
+    assert lm.context == limit
+    session = Session(lm)
+    row, short = session.add(ids(limit - 4)), session.add(ids(2, 1))
+    session.feed({row: [], short: []})
+    # The short row's padding would lie far past the limit.
+    step = session.feed({row: [1, 2, 3, 4], short: [5]})
+    assert gap(step.all_logits(row), reference.logits(session.tokens(row))[-4:]) < 1e-4
+    assert gap(step.logits[1], reference.logits(session.tokens(short))[-1]) < 1e-4
+    for wrong in (
+        lambda: session.feed({row: [6]}),
+        lambda: session.feed({row: Tree([6], [-1])}),
+        lambda: session.add([1] * (limit + 1)),
     ):
-        with pytest.raises(CapabilityError, match="Session needs"):
-            Session(types.SimpleNamespace(model=model))
+        with pytest.raises(UsageError, match=f"{limit + 1} tokens do not fit.*{words}"):
+            wrong()
+    straight, turned = (reference.logits([*ids(limit), *more])[:limit] for more in ([], [1]))
+    assert gap(turned, straight) > 0.01
 
 
 # --------------------------------------------------------------------- errors

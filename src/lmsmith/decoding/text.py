@@ -82,11 +82,14 @@ class TokenText:
 
 
 class ByteText:
-    """Streams of text for byte decoders: items are byte values; 256 and above are no text."""
+    """Streams of text for byte decoders: items are byte values; 256 and above are no text.
+
+    Half a character at the end of a row is no text either: its bytes are in the Event's ids.
+    """
 
     def stream(self) -> TextStream:
         """A stream for one new row."""
-        return _ByteLevel(_BYTES)
+        return _Bytes(_BYTES)
 
 
 class _Lazy(dict[int, Any]):
@@ -126,6 +129,11 @@ class _ByteLevel:
 
     def flush(self) -> str:
         return self._utf8.decode(b"", final=True)
+
+
+class _Bytes(_ByteLevel):
+    def flush(self) -> str:
+        return ""
 
 
 class _Windowed:

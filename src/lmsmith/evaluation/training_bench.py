@@ -167,8 +167,13 @@ class _Turns:
             self._error = error
         self._done.release()
 
+    def finish(self) -> None:
+        """The rest of the trainer's work after the last step."""
+        self.step()
+        self._thread.join()
+
     def step(self) -> None:
-        """One more step; after the last one, the rest of the trainer's work."""
+        """One more step."""
         import torch
 
         began = time.perf_counter()
@@ -194,7 +199,7 @@ def _lockstep(
         order.append(order.pop(0))
     found = {arm: {"seconds": run.seconds[:], "losses": run.losses} for arm, run in runs.items()}
     for run in runs.values():
-        run.step()
+        run.finish()
     return found
 
 

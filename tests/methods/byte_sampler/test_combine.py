@@ -66,3 +66,22 @@ def test_bytes_ruled_out_by_a_small_model_do_not_spoil_the_vector(alpha):
     assert not found.isnan().any()
     assert torch.allclose(found.exp().sum(-1), torch.ones(3, dtype=torch.float64))
     assert (found[:, 200:256] == -math.inf).all()
+
+
+def test_proxy_leaves_the_base_where_the_antiexpert_rules_a_byte_out():
+    base, expert, anti = torch.log(
+        torch.tensor([[0.9, 0.05, 0.05], [0.98, 0.01, 0.01], [0.5, 0.5, 0.0]], dtype=torch.float64)
+    )
+    weights = torch.tensor([0.9 * 0.98 / 0.5, 0.05 * 0.01 / 0.5, 0.05], dtype=torch.float64)
+    assert torch.allclose(proxy(base, expert, anti).exp(), weights / weights.sum())
+    # With a negative alpha the roles change.
+    weights = torch.tensor([0.9 * 0.98 / 0.5, 0.05 * 0.01 / 0.5, 0.05], dtype=torch.float64)
+    assert torch.allclose(proxy(base, anti, expert, -1.0).exp(), weights / weights.sum())
+
+
+def test_models_that_rule_out_everything_between_them():
+    each = torch.log(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.5, 0.5]], dtype=torch.float64))
+    expected = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    assert torch.allclose(product(each).exp(), expected)
+    assert torch.equal(proxy(each[0], each[1], each[1].flip(-1)).exp(), each[0].exp())
+    assert torch.equal(proxy(each[0], each[1], torch.log(expected)).exp(), each[0].exp())

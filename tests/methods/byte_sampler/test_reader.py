@@ -1,13 +1,18 @@
 """The next-byte distribution against enumeration, and cached against fresh."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
+from families import byte_level
+from oracle import family_lm
 from toys import Enumeration, toy_lm
 
+from lmsmith.decoding.events import Sampling
+from lmsmith.errors import UsageError
 from lmsmith.methods.byte_sampler.reader import ByteReader, normalise
-from lmsmith.methods.byte_sampler.score import byte_logprobs, score
+from lmsmith.methods.byte_sampler.scoring import byte_logprobs, score
 from lmsmith.models.session import Session
 
 PREFIXES = ["the cat", "that that", "aaa", "a", "th", "abab", "at the at", "mat, th", "aaaab ab"]
@@ -95,32 +100,99 @@ def test_cover_sums_to_the_enumerated_probability_and_is_valid():
             assert math.isclose(found[key] + shift, value, abs_tol=1e-9)
 
 
-def test_chain_rule_is_exact_when_invalid_pairs_have_no_mass():
-    """Sum over b of P(Pb) + P(stop) = P(P), in probabilities that are not normalised."""
+def test_prefix_logprob_is_the_enumerated_probability():
+    lm = toy_lm()
+    oracle, reader = Enumeration(lm), ByteReader(lm)
+    for prefix in PREFIXES:
+        row = reader.open([prefix.encode()], start=True)
+        expected = math.log(oracle.prefix_probability(prefix.encode()))
+        assert math.isclose(reader.prefix_logprob(row), expected, abs_tol=1e-9), prefix
+    # In one push and byte by byte alike; more text is less likely; nothing is left behind.
+    row, values = reader.open([b"t"], start=True), []
+    for byte in b"he cat sat on the mat":
+        reader.push(row, bytes([byte]))
+        reader.next_bytes([row])
+        values.append(reader.prefix_logprob(row))
+    again = reader.prefix_logprob(reader.open([b"the cat sat on the mat"], start=True))
+    assert math.isclose(values[-1], again, abs_tol=1e-9)
+    assert all(later < earlier for earlier, later in pairwise(values))
+    assert len(reader.session.rows) == len(PREFIXES) + 2
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize(("top_k", "temperature"), [(1, 1.0), (2, 1.0), (3, 0.7), (0, 0.7)])
+def test_token_sampling_truncates_leaves_and_not_what_is_given(filtered, top_k, temperature):
+    lm = toy_lm()
+    sampling = Sampling(top_k=top_k, temperature=temperature)
+    oracle, reader = Enumeration(lm), ByteReader(lm, filtered, sampling)
+    fallen_back = 0
+    for prefix in map(str.encode, PREFIXES):
+        row = reader.open([prefix], start=True)
+        found = reader.next_bytes([row])[0]
+        expected = oracle.next_bytes(prefix, filtered, top_k, temperature)
+        if not expected.sum():
+            fallen_back += 1
+            expected = oracle.next_bytes(prefix, filtered, 0, temperature)
+        assert difference(found, expected) <= 1e-9, prefix
+    assert not fallen_back or top_k
+
+
+def test_a_row_that_truncation_leaves_nothing_of_is_read_without_it():
     lm = toy_lm()
     oracle = Enumeration(lm)
-    special = oracle.special
-    plain = oracle.logprobs
+    reader = ByteReader(lm, filtered=True, token_sampling=Sampling(top_k=1))
+    prefixes = [f"{a}{b}{c}".encode() for a in "theab" for b in "theab" for c in "theab "]
+    lost = [one for one in prefixes if not oracle.next_bytes(one, True, 1).sum()]
+    kept = [one for one in prefixes if one not in lost]
+    rows = [reader.open([one], start=True) for one in (lost[0], kept[0])]
+    found = reader.next_bytes(rows)
+    assert difference(found[0], oracle.next_bytes(lost[0], True)) <= 1e-9
+    assert difference(found[1], oracle.next_bytes(kept[0], True, 1)) <= 1e-9
 
-    def masked(ids):
-        row = plain(ids).clone()
-        for token in oracle.spelling:
-            if ids and not oracle.valid((ids[-1], token)):
-                row[token] = -math.inf
-        return torch.log_softmax(row, -1)
 
-    oracle.logprobs = masked
+def test_scoring_after_a_context_is_the_rest_of_scoring_both():
+    reader = ByteReader(toy_lm())
+    [after] = score(reader, [b"at the mat"], [b"the cat s"])
+    [both] = score(reader, [b"the cat sat the mat"])
+    assert torch.allclose(after.exp(), both[len(b"the cat s") :].exp(), atol=1e-9)
 
-    def mass(prefix: bytes) -> float:
-        """P(prefix): the mass of the valid covers, the exact end going on with anything."""
-        total = float(oracle.next_bytes(prefix, True).sum())
-        return total
 
-    for prefix in (b"the", b"aaa", b"at "):
-        vector = oracle.next_bytes(prefix, True)
-        chained = sum(mass(prefix + bytes([b])) for b in range(256) if vector[b] > 0)
-        assert math.isclose(chained + float(vector[256]), mass(prefix), rel_tol=1e-9)
-    assert special
+def test_scoring_filters_as_streaming_does():
+    lm, text = toy_lm(), b"aaab abab"
+    [found] = score(ByteReader(lm, filtered=True), [text])
+    oracle = Enumeration(lm)
+    for end in range(1, len(text) + 1):
+        expected = oracle.next_bytes(text[:end], True)
+        assert float((found[end].exp() - expected / expected.sum()).abs().max()) <= 1e-9
+
+
+def test_scoring_gives_its_rows_back_and_says_which_text_is_too_long():
+    reader = ByteReader(toy_lm())
+    assert score(reader, []) == []
+    for texts, contexts, part in [
+        ([b"the", b"a b" * 4000], None, "text 2 of 2 is longer than"),
+        ([b"the"], [b"a b" * 4000], "the text is longer than"),
+        ([b"the", b"\xff"], None, "0xff"),
+    ]:
+        with pytest.raises(UsageError, match=part) as caught:
+            score(reader, texts, contexts)
+        assert "\n" not in str(caught.value)
+        assert reader.session.rows == []
+
+
+def test_scoring_up_to_the_last_token_of_the_context():
+    lm = toy_lm()
+    reader, text = ByteReader(lm), b"a b" * 4000
+    most = len(text)
+    while most > 1:  # the longest text that is taken
+        most -= max(1, most // 20)
+        try:
+            [found] = score(reader, [text[:most]])
+            break
+        except UsageError:
+            continue
+    assert found.isfinite().any(-1).all()
+    assert len(lm.encode(text[:most].decode())) > 0.9 * lm.context
 
 
 def test_filtered_and_unfiltered_differ_by_the_invalid_mass():
@@ -159,3 +231,12 @@ def test_closed_rows_free_their_cache():
     assert isinstance(reader.session, Session)
     fresh = reader.open([b"the cat"], start=True)
     assert normalise(reader.next_bytes([fresh])).isfinite().any()
+
+
+def test_the_start_token_is_bos_where_it_is_used_and_else_the_document_separator():
+    assert ByteReader(toy_lm()).start_id == toy_lm().bos_id
+    lm = family_lm(byte_level("gpt-2"))
+    names = lm.tokenizer.convert_tokens_to_ids
+    lm.tokenizer.bos_token = "<|im_start|>"  # named, but not put before text
+    assert lm.bos_id == names("<|im_start|>")
+    assert ByteReader(lm).start_id == names("<|endoftext|>")

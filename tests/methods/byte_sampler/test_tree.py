@@ -259,6 +259,41 @@ def test_the_tree_stays_small():
             assert len(tree._nodes) < 256
 
 
+LONG = {
+    "letters": "x" + "abcde" * 40 + "'ll fgh" + "É" * 3,
+    "case": "A" * 110 + "b" * 110 + "C9",
+    "spaces": "a" + " " * 210 + "\n" + " " * 110 + "b",
+    "line ends": "." + "\n" * 110 + " \n" + "\n" * 101 + "  x",
+    "marks of all kinds": "-a" + "b" * 110 + "é" + "=" * 110 + "\n\n" + "'" * 110 + "s",
+    "cjk": "漢字かな" * 30 + "。",
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_long_open_end_is_read_as_the_tokenizer_reads_it(name, kind):
+    """Also where its beginning is no longer looked at."""
+    tree, encode = CoveringTree(READ[name]), encoder(name)
+    for end, character in enumerate(LONG[kind], 1):
+        tree.push(character.encode())
+        if end % 7 == 0 or end == len(LONG[kind]):
+            assert exact(tree) == encode(LONG[kind][:end]), LONG[kind][end - 9 : end]
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "-", "acgtca", "\n"])
+def test_the_work_of_unbroken_text_is_linear(unit, monkeypatch):
+    splitter, asked = READ["gpt-4"].splitter, []
+    plain = splitter.splits
+    monkeypatch.setattr(splitter, "splits", lambda text: asked.append(len(text)) or plain(text))
+    work = []
+    for count in (600, 1200):
+        splitter._outcomes.clear()
+        asked.clear()
+        tree_of("gpt-4", (unit * count)[:count].encode())
+        work.append(sum(asked))
+    assert work[1] < 2.5 * work[0]
+
+
 def test_the_empty_tree():
     tree = CoveringTree(READ["gpt-2"])
     assert tree.root.token == -1 and tree.trunk == [] and tree.pushed == 0

@@ -44,6 +44,48 @@ def toy_lm(seed: int = 0, size: int = 44, family: str = "llama") -> LM:
     return LM(model, tokenizer, name="toy")
 
 
+class _ValidHead(torch.nn.Module):
+    """An output layer that forbids tokens which may not follow; the last feature is the token."""
+
+    def __init__(self, weight: torch.Tensor, invalid: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self._invalid = torch.nn.Parameter(weight), invalid
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.nn.functional.linear(hidden[..., :-1], self.weight)
+        return logits.masked_fill(self._invalid[hidden[..., -1].long()], -math.inf)
+
+
+def valid_pairs_lm(seed: int = 0) -> LM:
+    """A toy model that gives no mass to pairs of tokens which its tokenizer never writes."""
+    tokenizer = toy_tokenizer()
+    model = tiny_model("llama", seed, torch.float64, vocabulary=len(tokenizer))
+    special = set(tokenizer.all_special_ids)
+    texts = ["" if i in special else tokenizer.decode([i]) for i in range(len(tokenizer))]
+    invalid = torch.tensor(
+        [
+            [
+                token not in special
+                and tokenizer(texts[before] + texts[token], add_special_tokens=False)["input_ids"]
+                != [one for one in (before, token) if one not in special]
+                for token in range(len(tokenizer))
+            ]
+            for before in range(len(tokenizer))
+        ]
+    )
+    seen: dict[str, torch.Tensor] = {}
+    model.get_input_embeddings().register_forward_pre_hook(
+        lambda module, given: seen.update(ids=given[0])
+    )
+    model.get_decoder().norm.register_forward_hook(
+        lambda module, given, out: torch.cat([out, seen["ids"][..., None].to(out)], dim=-1)
+    )
+    model.set_output_embeddings(
+        _ValidHead(model.get_input_embeddings().weight.detach().clone(), invalid)
+    )
+    return LM(model, tokenizer, name="valid pairs")
+
+
 class Enumeration:
     """Next-byte masses by trying every token sequence, with the tokenizer as the only judge."""
 
@@ -82,13 +124,30 @@ class Enumeration:
                     stack.append(((*ids, token), data + spelling))
         return found
 
-    def next_bytes(self, prefix: bytes, filtered: bool) -> torch.Tensor:
-        """Masses of the next byte and `stop`  # [257], probabilities (not logs)."""
+    def next_bytes(
+        self, prefix: bytes, filtered: bool, top_k: int = 0, temperature: float = 1.0
+    ) -> torch.Tensor:
+        """Masses of the next byte and `stop`  # [257], probabilities (not logs).
+
+        Args:
+            prefix: The bytes so far.
+            filtered: Leave out leaves that are not valid.
+            top_k: Truncates the distribution of the leaf, not of the tokens before it; 0 does not.
+            temperature: Of every token distribution.
+        """
         total = torch.zeros(257, dtype=torch.float64)
         for ids in self.covers(prefix):
             data = b"".join(self.spelling[token] for token in ids)
-            c = sum(float(self.logprobs(ids[:i])[ids[i]]) for i in range(len(ids)))
-            row = self.logprobs(ids).exp() * math.exp(c)
+            laws = [
+                torch.log_softmax(self.logprobs(ids[:i]) / temperature, -1)
+                for i in range(len(ids) + 1)
+            ]
+            c = sum(float(law[token]) for law, token in zip(laws, ids, strict=False))
+            row = laws[-1].exp()
+            if top_k:
+                row = torch.where(row >= row.topk(top_k).values[-1], row, 0.0)
+                row = row / row.sum()
+            row = row * math.exp(c)
             for token, spelling in self.spelling.items():
                 whole = data + spelling
                 if len(whole) > len(prefix) and whole.startswith(prefix):
@@ -97,4 +156,16 @@ class Enumeration:
                     total[whole[len(prefix)]] += row[token]
             if data == prefix:
                 total[256] += sum(float(row[token]) for token in self.special)
+        return total
+
+    def prefix_probability(self, prefix: bytes) -> float:
+        """Mass of the valid sequences that cover the prefix minimally."""
+        total = 0.0
+        for ids in self.covers(prefix):
+            data = b"".join(self.spelling[token] for token in ids)
+            c = sum(float(self.logprobs(ids[:i])[ids[i]]) for i in range(len(ids)))
+            for token, spelling in self.spelling.items():
+                fits = len(data) < len(prefix) and (data + spelling).startswith(prefix)
+                if fits and self.valid((*ids, token)):
+                    total += math.exp(c + float(self.logprobs(ids)[token]))
         return total

@@ -22,23 +22,33 @@ def mix(logprobs: Tensor) -> Tensor:
 
 
 def product(logprobs: Tensor, power: float | None = None) -> Tensor:
-    """Multiply the models' probabilities, each to `power` (default 1/models), and renormalise."""
+    """Multiply the models' probabilities, each to `power` (default 1/models), and renormalise.
+
+    Where every byte is ruled out by some model, which truncation can bring about, it is `mix`.
+    """
     if len(logprobs) == 1 and power in (None, 1.0):
         return logprobs[0]
     power = 1.0 / len(logprobs) if power is None else power
-    return torch.log_softmax(power * logprobs.sum(dim=0), dim=-1)
+    return _normalised(power * logprobs.sum(dim=0), mix(logprobs))
 
 
 def proxy(base: Tensor, expert: Tensor, antiexpert: Tensor, alpha: float = 1.0) -> Tensor:
     """Steer `base` by what tuning changed in a smaller model, whatever its tokenizer.
 
     log p = log base + alpha (log expert - log antiexpert), renormalised (paper, section 4.4). A
-    byte that the base model rules out stays ruled out; one that both small models rule out is
-    left as the base has it. With alpha = 0 the result is `base` itself.
+    byte that the base rules out stays ruled out. Where the antiexpert rules a byte out there is no
+    ratio, and taken as infinite it would give the byte all the mass: it keeps the base's value
+    (likewise where the expert does and alpha is negative). With alpha = 0, or where nothing at all
+    is left, the result is `base`.
     """
     if alpha == 0:
         return base
-    difference = torch.where(expert == antiexpert, 0.0, expert - antiexpert)
-    steered = torch.where(base == -math.inf, base, base + alpha * difference)
-    # An antiexpert that rules a byte out would put all mass on it; a large finite gap is enough.
-    return torch.log_softmax(steered.nan_to_num(posinf=1e4, neginf=-math.inf), dim=-1)
+    change = alpha * (expert - antiexpert)
+    change = change.masked_fill(change.isnan() | (change == math.inf), 0.0)
+    return _normalised(base + change, base)
+
+
+def _normalised(masses: Tensor, otherwise: Tensor) -> Tensor:
+    """Log-masses as log-probabilities; `otherwise` for vectors without mass."""
+    nothing = (masses == -math.inf).all(dim=-1, keepdim=True)
+    return torch.where(nothing, otherwise, torch.log_softmax(masses, dim=-1))

@@ -58,6 +58,14 @@ class ByteSamplerConfig(Settings):
     def _agree(self) -> Self:
         if self.power is not None and self.combine != "product":
             raise ConfigError("power is set, but combine is not 'product'; drop one of the two")
-        if self.mode == "continue" and self.combine == "proxy":
-            raise ConfigError("mode 'continue' draws tokens of one model; use mode 'bytes'")
+        if self.alpha != 1 and self.combine != "proxy":
+            raise ConfigError("alpha is set, but combine is not 'proxy'; drop one of the two")
+        if self.mode == "continue":
+            if self.combine == "proxy":
+                raise ConfigError("mode 'continue' draws tokens of one model; use mode 'bytes'")
+            if (self.token_temperature, self.token_top_k, self.token_top_p) != (1, 0, 1):
+                raise ConfigError(
+                    "mode 'continue' draws tokens by the request's own temperature, top-k and "
+                    "top-p; use those in place of token_temperature, token_top_k and token_top_p"
+                )
         return self

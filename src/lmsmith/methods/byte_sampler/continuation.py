@@ -104,6 +104,9 @@ class ContinuationDecoder:
         node, token, _ = leaves[int(drawn.ids[0])]
         state.text.skip = self.reader.tree(row).pushed - node.end
         self.reader.settle_on(row, node)
+        # The branch to the leaf has joined the trunk, and takes room that was counted as free.
+        room = self.reader.lm.context - self.session.length(row)
+        state.output.limit = min(state.output.limit, room)
         state.output.trace.forward_passes += 1
         return self.plain.adopt(
             row,

@@ -24,7 +24,7 @@ from lmsmith.methods.byte_sampler import combine
 from lmsmith.methods.byte_sampler.buckets import STOP
 from lmsmith.methods.byte_sampler.config import ByteSamplerConfig
 from lmsmith.methods.byte_sampler.continuation import ContinuationDecoder
-from lmsmith.methods.byte_sampler.prompts import parts_of, pending_bytes
+from lmsmith.methods.byte_sampler.prompts import is_ids, parts_of, pending_bytes
 from lmsmith.methods.byte_sampler.reader import ByteReader, normalise
 
 if TYPE_CHECKING:
@@ -44,10 +44,6 @@ def make(models: Sequence[LM], config: ByteSamplerConfig | None = None) -> Decod
         UsageError: The number of models does not fit the settings.
     """
     config = config or ByteSamplerConfig()
-    if config.combine == "proxy" and len(models) != 3:
-        raise UsageError(
-            f"proxy tuning takes three models, BASE+EXPERT+ANTIEXPERT; got {len(models)}"
-        )
     if config.mode == "continue":
         if len(models) != 1:
             raise UsageError("mode 'continue' takes one model; use mode 'bytes' for an ensemble")
@@ -70,16 +66,27 @@ class ByteDecoder:
 
     A row's `max_tokens` counts bytes, and an Event's `ids` are byte values (256 is `stop`). Its
     `info` has `signal` (probability of the last byte), `branches` (live nodes of the first model's
-    covering tree) and `invalid`: the mass that was taken out of the distribution, bytes that
-    cannot continue a UTF-8 text and, with filtered leaves, tokens that are not valid.
+    covering tree) and `invalid`: the share of the mass that was taken out, first with filtered
+    leaves that of tokens that are not valid (the largest of the models), then of what is left that
+    of bytes that cannot continue a UTF-8 text. A `stop` that the request ignores does not count.
 
     Attributes:
         config: The settings.
         readers: One a model.
+
+    Raises:
+        CapabilityError: A tokenizer cannot be read as bytes.
+        UsageError: The number of models does not fit the settings.
     """
 
     def __init__(self, models: Sequence[LM], config: ByteSamplerConfig | None = None) -> None:
         self.config = config or ByteSamplerConfig()
+        if not models:
+            raise UsageError("byte-sampler needs a model; got none")
+        if self.config.combine == "proxy" and len(models) != 3:
+            raise UsageError(
+                f"proxy tuning takes three models, BASE+EXPERT+ANTIEXPERT; got {len(models)}"
+            )
         tokens = Sampling(
             temperature=self.config.token_temperature,
             top_k=self.config.token_top_k,
@@ -113,6 +120,15 @@ class ByteDecoder:
             UsageError: The prompt is empty, not UTF-8, or longer than a model's context; a
                 setting is out of range. Nothing has changed then.
         """
+        first = self.readers[0].tokens
+        if is_ids(request.prompt) and any(
+            (reader.tokens.spelling, reader.tokens.literals) != (first.spelling, first.literals)
+            for reader in self.readers
+        ):
+            raise UsageError(
+                "a prompt of token ids means other text to each model, as their tokenizers differ; "
+                "give it as text"
+            )
         rows: list[int] = []
         pending = b""
         try:
@@ -147,9 +163,9 @@ class ByteDecoder:
         if not self._rows:
             return events
         rows = list(self._rows.items())
-        distributions = self._distributions([row for _, row in rows])
         allowed = torch.stack([_allowed(row.pending, row.endless) for _, row in rows])
-        lost = distributions.exp().masked_fill(allowed, 0.0).sum(-1).tolist()
+        distributions = self._distributions([row for _, row in rows], allowed)
+        lost = distributions.exp().masked_fill(allowed, 0.0)[:, :STOP].sum(-1).tolist()
         drawn = sample(
             distributions.masked_fill(~allowed, -math.inf),
             [row.sampling for _, row in rows],
@@ -164,7 +180,7 @@ class ByteDecoder:
             info = {
                 "signal": math.exp(logprob),
                 "branches": len(self.readers[0].tree(row.rows[0]).live_nodes()),
-                "invalid": max(mass, self._invalid(row)),
+                "invalid": 1 - (1 - mass) * (1 - self._invalid(row)),
             }
             event = row.output.push((byte,), (logprob,), info)
             if event is not None:
@@ -175,19 +191,22 @@ class ByteDecoder:
         """Cancel a row and free its cache; its last event, or `None` if it had ended."""
         return self._end(row, "cancelled") if row in self._rows else None
 
-    def _distributions(self, rows: Sequence[_Row]) -> Tensor:
-        """The combined next-byte distributions  # [rows, 257]."""
+    def _distributions(self, rows: Sequence[_Row], allowed: Tensor) -> Tensor:
+        """The combined next-byte distributions, some mass on allowed entries  # [rows, 257]."""
         each = torch.stack(
             [
-                normalise(reader.next_bytes([row.rows[index] for row in rows]))
+                normalise(reader.next_bytes([row.rows[index] for row in rows], allowed))
                 for index, reader in enumerate(self.readers)
             ]
         )  # [models, rows, 257]
+        together, alpha = combine.mix(each), self.config.alpha
+        otherwise = together
         if self.config.combine == "proxy":
-            return combine.proxy(each[0], each[1], each[2], self.config.alpha)
-        if self.config.combine == "product":
-            return combine.product(each, self.config.power)
-        return combine.mix(each)
+            together, otherwise = combine.proxy(each[0], each[1], each[2], alpha), each[0]
+        elif self.config.combine == "product":
+            together = combine.product(each, self.config.power)
+        some = (together.isfinite() & allowed).any(dim=-1, keepdim=True)
+        return torch.where(some, together, otherwise)
 
     def _extend(self, row: _Row, byte: int) -> None:
         data = bytes([byte])

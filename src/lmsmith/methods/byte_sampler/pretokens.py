@@ -132,6 +132,22 @@ class Splitter:
                 _trim(self._separable)[tail, at] = known
         return known
 
+    def forgettable(self, tail: str) -> int:
+        """Characters at the start of a long `tail` that no longer matter to how it is split.
+
+        0 if there are none. Inside one long pre-token the whole of it need not be looked at again
+        with every character, which would take time in its square.
+        """
+        if len(tail) < 2 * _LONG or len(tail) % _LONG:
+            return 0
+        drop = len(tail) - _LONG
+        for witness in WITNESSES:
+            if self.splits(tail + witness) != tuple(
+                p + drop for p in self.splits(tail[drop:] + witness)
+            ):
+                return 0
+        return drop
+
     def splits_before(self, tail: str, pending: bytes) -> tuple[bool, ...]:
         """Whether a split may come right before an unfinished character: some of (False, True).
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lmsmith.decoding.events import Prompt
 from lmsmith.errors import CapabilityError, UsageError
 from lmsmith.methods.byte_sampler.reader import ByteReader
+from lmsmith.methods.byte_sampler.vocabulary import SPACE
 
 
 def parts_of(reader: ByteReader, prompt: Prompt) -> tuple[list[int | bytes], bool]:
@@ -29,10 +30,12 @@ def parts_of(reader: ByteReader, prompt: Prompt) -> tuple[list[int | bytes], boo
         prompt = tokens.normalize(prompt).encode()
     if isinstance(prompt, bytes):
         _check_utf8(prompt)
+        if tokens.rewrites_spaces:  # as the tokenizer does in text
+            prompt = prompt.replace(SPACE.encode(), b" ")
         if not prompt and not lm.adds_bos:
             raise UsageError("the prompt is empty; give at least one character")
         return [prompt] if prompt else [], lm.adds_bos
-    if prompt and not isinstance(prompt[0], int):
+    if prompt and not is_ids(prompt):
         if "chat" not in lm.offers or lm.tokenizer is None:
             raise CapabilityError("a chat prompt", "a chat template", "none", "pass plain text")
         text = lm.tokenizer.apply_chat_template(
@@ -44,6 +47,11 @@ def parts_of(reader: ByteReader, prompt: Prompt) -> tuple[list[int | bytes], boo
     if not prompt:
         raise UsageError("the prompt is empty; give at least one token")
     return _spell(reader, [int(token) for token in prompt]), False  # type: ignore[arg-type]
+
+
+def is_ids(prompt: Prompt) -> bool:
+    """Whether a prompt is token ids."""
+    return not isinstance(prompt, str | bytes) and bool(prompt) and isinstance(prompt[0], int)
 
 
 def pending_bytes(parts: Sequence[int | bytes]) -> bytes:

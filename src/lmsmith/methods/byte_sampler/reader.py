@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,12 +26,23 @@ from lmsmith.decoding.events import Sampling
 from lmsmith.decoding.sampling import filtered_probs
 from lmsmith.errors import CapabilityError, UsageError
 from lmsmith.methods.byte_sampler.buckets import STOP, ByteBuckets
+from lmsmith.methods.byte_sampler.start import start_token
 from lmsmith.methods.byte_sampler.tree import CoveringTree, Head, Node
 from lmsmith.methods.byte_sampler.vocabulary import ByteTokens
 from lmsmith.models.session import Session, Tree
 
 if TYPE_CHECKING:
     from lmsmith.models.lm import LM
+
+LOGITS_AT_ONCE = 64
+"""Positions whose full next-token distributions are in memory together."""
+
+
+class _Law(NamedTuple):
+    """What the model says after one node."""
+
+    values: Tensor  # log-probabilities of the next token  # [vocabulary]
+    masses: Tensor  # probabilities of ordinary tokens by first byte  # [257]
 
 
 @dataclass
@@ -41,8 +52,8 @@ class _Row:
     root: Node  # end of the trunk as the Session has it
     ids: dict[Node, int] = field(default_factory=dict)  # live nodes in the Session
     logprob: dict[Node, float] = field(default_factory=dict)  # c(node), up to a constant of the row
-    values: dict[Node, Tensor] = field(default_factory=dict)  # next token  # [vocabulary]
-    masses: dict[Node, Tensor] = field(default_factory=dict)  # by first byte  # [257]
+    laws: dict[Node, _Law] = field(default_factory=dict)
+    cut: dict[Node, _Law] = field(default_factory=dict)  # the same, truncated, if anything is
     discarded: int = 0
     invalid: float = 0.0
 
@@ -53,7 +64,10 @@ class ByteReader:
     Args:
         lm: The model; must offer `bpe`.
         filtered: Drop leaves that are not valid after their node (costs a check a candidate).
-        token_sampling: Truncation of every token distribution before bytes are summed.
+        token_sampling: Temperature and truncation of every token distribution before bytes are
+            summed. Truncation is for tokens still to be drawn: those of the prefix are given, with
+            the probability they have. Where it leaves a row nothing to draw, that row's
+            distribution is the one without it.
         session: Where the rows live; a Session of the reader's own by default.
 
     Raises:
@@ -75,7 +89,8 @@ class ByteReader:
         self.session = Session(lm) if session is None else session
         stop_ids = frozenset(self.tokens.special_ids | lm.eos_ids)
         self.buckets = ByteBuckets(self.tokens, lm.vocabulary, stop_ids, lm.device)
-        self._token_sampling = token_sampling
+        self._sampling = token_sampling or Sampling()
+        self._heat = self._sampling.temperature or 1.0
         self._rows: dict[int, _Row] = {}
 
     # Rows -----------------------------------------------------------------------------------
@@ -91,43 +106,46 @@ class ByteReader:
         Raises:
             UsageError: The prefix is longer than the model's context, or not UTF-8.
         """
-        tree = self._read(parts, start)
+        tree = self._read([self.start_id, *parts] if start else parts)
         if not tree.trunk:
-            tree = self._read(parts, start=True)
+            tree = self._read([self.start_id, *parts])
         if len(tree.trunk) + len(tree.live_nodes()) >= self.lm.context:
-            raise UsageError(
-                f"the prompt has {len(tree.trunk)} tokens, but {self.lm.name} reads "
-                f"{self.lm.context}; shorten it"
-            )
+            raise self.too_long("the prompt")
         row = self.session.add(tree.trunk)
         self._rows[row] = _Row(tree, row, tree.root, logprob={tree.root: 0.0})
         return row
 
-    def _read(self, parts: Sequence[int | bytes], start: bool) -> CoveringTree:
+    def _read(self, parts: Sequence[int | bytes]) -> CoveringTree:
         tree = CoveringTree(self.tokens)
-        if start:
-            tree.push_id(self.start_id)
         for part in parts:
             if isinstance(part, bytes):
-                tree.push(part)
+                self.grow(tree, part, "the prompt")
             else:
                 tree.push_id(part)
         return tree
 
-    @property
-    def start_id(self) -> int:
-        """The token that stands before a text: BOS, or the document separator where there is none.
+    def grow(self, tree: CoveringTree, text: bytes, what: str) -> None:
+        """Push text into a tree, refusing it as soon as it outgrows the context.
 
         Raises:
-            CapabilityError: The model has neither.
+            UsageError: It is too long, or not UTF-8.
         """
-        if self.lm.bos_id is not None:
-            return self.lm.bos_id
-        if self.lm.eos_ids:
-            return min(self.lm.eos_ids)
-        raise CapabilityError(
-            "byte-sampler", "a start token for so short a prompt", "neither BOS nor EOS"
+        for at in range(0, len(text), 1024):
+            tree.push(text[at : at + 1024])
+            if len(tree.trunk) >= self.lm.context:
+                raise self.too_long(what)
+
+    def too_long(self, what: str) -> UsageError:
+        """The error for a text that does not fit into the context."""
+        return UsageError(
+            f"{what} is longer than the {self.lm.context:,} tokens that {self.lm.name} reads; "
+            "shorten it"
         )
+
+    @property
+    def start_id(self) -> int:
+        """The token that stands before a text (see `start_token`)."""
+        return start_token(self.lm, self.tokens)
 
     def close(self, row: int) -> None:
         """Forget a row and free its cache."""
@@ -157,8 +175,13 @@ class ByteReader:
 
     # The model ------------------------------------------------------------------------------
 
-    def next_bytes(self, rows: Sequence[int]) -> Tensor:
+    def next_bytes(self, rows: Sequence[int], allowed: Tensor | None = None) -> Tensor:
         """Log-masses of the next byte of each row; one forward call for all of them.
+
+        Args:
+            rows: Open rows.
+            allowed: Entries that will be drawn from  # bool [rows, 257]; all by default. Nothing
+                is masked: truncated token distributions must leave some of their mass there.
 
         Returns:
             `[rows, 257]` on the CPU in nats, unnormalised: a constant of the row is left out.
@@ -166,7 +189,8 @@ class ByteReader:
             that are not valid (see `filtered`).
         """
         self.refresh(rows)
-        return torch.stack([self._gather(self._rows[row]) for row in rows]).log().cpu()
+        wanted = torch.ones(len(rows), STOP + 1, dtype=torch.bool) if allowed is None else allowed
+        return torch.stack(list(map(self._gather, rows, wanted))).log().cpu()
 
     def refresh(self, rows: Sequence[int]) -> None:
         """Feed every node that the model has not seen yet, in one forward call."""
@@ -177,7 +201,7 @@ class ByteReader:
             nodes = self._unfed(state)
             if nodes:
                 feeds[row], fresh[row] = self._feed_of(state, nodes), nodes
-            elif state.root not in state.values:
+            elif state.root not in state.laws:
                 feeds[row], fresh[row] = [], []  # nothing but the trunk
         if feeds:
             step = self.session.feed(feeds)
@@ -187,7 +211,7 @@ class ByteReader:
                 state = self._rows[row]
                 state.ids.update(zip(nodes, step.nodes.get(row, []), strict=True))
                 before = step.new_tokens[row] - len(nodes)
-                if state.root not in state.values:
+                if state.root not in state.laws:
                     wanted.append((state, state.root))
                     places.append((row, before - 1))
                 keep = set(state.tree.live_nodes()) | {state.tree.root}
@@ -220,18 +244,19 @@ class ByteReader:
 
     def _store(self, wanted: list[tuple[_Row, Node]], logits: Tensor) -> None:
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        values = torch.log_softmax(logits, dim=-1)
-        if self._token_sampling is not None:
-            values = filtered_probs(logits, self._token_sampling).log()
-        masses = self.buckets.masses(values)
-        for index, (state, node) in enumerate(wanted):
-            state.values[node], state.masses[node] = values[index], masses[index]
+        kinds = [torch.log_softmax(logits / self._heat, dim=-1)]
+        if self._sampling != Sampling(temperature=self._heat):
+            kinds.append(filtered_probs(logits, self._sampling).log())
+        for kind, values in enumerate(kinds):
+            masses = self.buckets.masses(values)
+            for (state, node), *law in zip(wanted, values, masses, strict=True):
+                (state.laws, state.cut)[kind][node] = _Law(*law)
         for state, node in wanted:  # parents come first
             if node not in state.logprob:
                 parent = node.parent
-                known = parent is not None and parent in state.values and parent in state.logprob
+                known = parent is not None and parent in state.laws and parent in state.logprob
                 state.logprob[node] = (
-                    state.logprob[parent] + float(state.values[parent][node.token])  # type: ignore[index]
+                    state.logprob[parent] + float(state.laws[parent].values[node.token])  # type: ignore[index]
                     if known
                     else 0.0
                 )
@@ -255,23 +280,30 @@ class ByteReader:
         state.root = state.tree.root
         state.ids = {node: state.ids[node] for node in live}
         alive = {*live, state.root}
-        for table in (state.values, state.masses, state.logprob):
+        tables: tuple[dict[Node, Any], ...] = (state.laws, state.cut, state.logprob)
+        for table in tables:
             for node in [node for node in table if node not in alive]:
                 del table[node]
 
-    def _gather(self, state: _Row) -> Tensor:
+    def _gather(self, row: int, allowed: Tensor) -> Tensor:
+        state = self._rows[row]
+        laws = state.cut or state.laws
+        total = self._masses(state, laws, self.filtered)
+        if state.cut and not float(total.cpu()[allowed].sum()) > 0:
+            laws = state.laws
+            total = self._masses(state, laws, self.filtered)
+        if self.filtered:
+            state.invalid = 1 - float(total.sum() / self._masses(state, laws, False).sum())
+        return total
+
+    def _masses(self, state: _Row, laws: dict[Node, _Law], filtered: bool) -> Tensor:
         heads = state.tree.heads()
         top = max(state.logprob[head.node] for head in heads)
-        total = next(iter(state.masses.values())).new_zeros(STOP + 1)
-        whole = total.clone()
+        total = laws[heads[0].node].masses.new_zeros(STOP + 1)
         for head in heads:
             weight = math.exp(state.logprob[head.node] - top)
-            values, mass = state.values[head.node], state.masses[head.node]
-            for sums, filtered in [(total, self.filtered), (whole, False)][: 1 + self.filtered]:
-                leaves = self.leaves_at(state.tree, head, filtered)
-                sums.add_(weight * self.bytes_at(head, values, mass, leaves))
-        if self.filtered:
-            state.invalid = 1 - float(total.sum() / whole.sum())
+            leaves = self.leaves_at(state.tree, head, filtered)
+            total.add_(weight * self.bytes_at(head, *laws[head.node], leaves))
         return total
 
     def invalid(self, row: int) -> float:
@@ -323,7 +355,8 @@ class ByteReader:
         """Where the prefix ends as a complete text, and the next byte's masses there  # [257]."""
         state = self._rows[row]
         node = state.tree.exact()
-        return node, state.masses[node] + self.buckets.ending(state.values[node])
+        law = state.laws[node]
+        return node, law.masses + self.buckets.ending(law.values)
 
     def last_token(self, row: int) -> int:
         """The last token of the prefix taken as a complete text."""
@@ -337,9 +370,9 @@ class ByteReader:
         state = self._rows[row]
         node = state.tree.exact()
         spelling = self.tokens.spelling[node.token] if node.token >= 0 else None
-        if spelling is None or node.parent is None or node.parent not in state.values:
+        if spelling is None or node.parent is None or node.parent not in state.laws:
             return None
-        return spelling, state.values[node.parent]
+        return spelling, state.laws[node.parent].values
 
     def settle_on(self, row: int, node: Node) -> None:
         """Make the path to a live node the row's trunk; the Session keeps the row, the reader not.
@@ -360,22 +393,48 @@ class ByteReader:
 
         Every valid text that begins with the prefix passes through exactly one leaf (paper,
         definition 3.1). Leaves are filtered by validity. Log-probabilities leave out the same
-        constant of the row as `next_bytes`. Where no longer token fits and all of the prefix is
-        settled, the next token is free: the leaves are the whole vocabulary at the end.
+        constant of the row as `next_bytes`, and know of no truncation. Where no longer token fits
+        and all of the prefix is settled, the next token is free: the leaves are the whole
+        vocabulary at the end.
         """
         self.refresh([row])
         state = self._rows[row]
-        leaves: list[tuple[Node, int, float]] = []
+        places: dict[tuple[Node, int], None] = {}
         for head in state.tree.heads():
             if head.walked:
-                ids = [int(i) for i in state.tree.leaves(head, True, False)]
-                logprobs = state.values[head.node][ids] + state.logprob[head.node]
-                leaves += zip([head.node] * len(ids), ids, logprobs.tolist(), strict=True)
-        if not leaves:
+                ids = state.tree.leaves(head, True, False).tolist()
+                places.update(((head.node, token), None) for token in ids)
+            elif head.node is not state.root and head.node.parent is not None:
+                # Nearly always a leaf of its parent; not so the bytes of half a character that a
+                # vocabulary of characters may not have.
+                places[head.node.parent, head.node.token] = None
+        if not places:
             node = state.tree.exact()
-            logprobs = state.values[node]
-            leaves = [(node, token, value) for token, value in enumerate(logprobs.tolist())]
-        return leaves
+            places = dict.fromkeys((node, token) for token in range(self.lm.vocabulary))
+        values = {node: state.laws[node].values.tolist() for node in {node for node, _ in places}}
+        return [(node, token, state.logprob[node] + values[node][token]) for node, token in places]
+
+    def prefix_logprob(self, row: int) -> float:
+        """Log-probability of a row's prefix in nats: of all valid texts that begin with it.
+
+        That of the trunk and, given the trunk, of the cover. The row's first token is taken as
+        given: open it with `start` for that of the whole text. Runs the model over the trunk once
+        more, since streaming does not ask it about tokens that a long push settles.
+        """
+        cover = torch.tensor([logprob for _, _, logprob in self.cover(row)], dtype=torch.float64)
+        state = self._rows[row]
+        total = float(cover.logsumexp(0)) - state.logprob[state.root]
+        again, trunk = self.session.add(state.tree.trunk), state.tree.trunk
+        try:
+            step = self.session.feed({again: []})
+            for first in range(1, len(trunk), LOGITS_AT_ONCE):
+                ids = trunk[first : first + LOGITS_AT_ONCE]
+                places = [(again, at) for at in range(first - 1, first - 1 + len(ids))]
+                values = (step.logits_at(places).double() / self._heat).log_softmax(-1)
+                total += float(values[range(len(ids)), ids].sum())
+        finally:
+            self.session.free(again)
+        return total
 
 
 def normalise(masses: Tensor) -> Tensor:

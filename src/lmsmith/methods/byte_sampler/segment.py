@@ -68,9 +68,13 @@ class Segment:
     Args:
         tokens: The vocabulary.
         anchor: The node where the open end begins: a pre-token surely starts there.
+        tail: The open end, or what of it still matters to where it is split.
+        strands: Its tree under each hypothesis about the splits.
+        complete: The hypothesis that holds where the text ends here.
+        before: What of the open end stands before `tail`.
     """
 
-    __slots__ = ("anchor", "complete", "strands", "tail", "tokens")
+    __slots__ = ("anchor", "before", "complete", "strands", "tail", "tokens")
 
     def __init__(
         self,
@@ -79,8 +83,9 @@ class Segment:
         tail: str = "",
         strands: dict[Splits, Strand] | None = None,
         complete: Splits = (),
+        before: str = "",
     ) -> None:
-        self.tokens, self.anchor, self.tail = tokens, anchor, tail
+        self.tokens, self.anchor, self.tail, self.before = tokens, anchor, tail, before
         self.strands = strands or {(): _start(anchor)}
         self.complete = complete
 
@@ -117,7 +122,8 @@ class Segment:
                 f"the tokenizer splits {tail!r} in a way that was not foreseen; "
                 "this text cannot be read byte by byte"
             )
-        return Segment(tokens, self.anchor, tail, strands, outcomes.complete)._cut()
+        grown = Segment(tokens, self.anchor, tail, strands, outcomes.complete, self.before)
+        return grown._cut()._shortened()
 
     def half(self, pending: bytes, intern: Intern) -> Segment:
         """The state after the first bytes of a character that is not complete yet."""
@@ -137,7 +143,7 @@ class Segment:
         complete = self.complete
         if complete not in strands:
             complete = (*complete, len(self.tail))
-        return Segment(tokens, self.anchor, self.tail, strands, complete)
+        return Segment(tokens, self.anchor, self.tail, strands, complete, self.before)
 
     def follows(self, opening: str | bytes) -> dict[Node, tuple[bool, bool]]:
         """After which last token a token may come that begins in a certain way.
@@ -184,6 +190,8 @@ class Segment:
             return trunk.get((parent, token)) or intern(parent, token, length)
 
         strand, start = _start(self.anchor), 0
+        for character in self.before:
+            strand = _advance(self.tokens, strand, character, again)
         for stop in (*splits, len(self.tail)):
             for character in self.tail[start:stop]:
                 strand = _advance(self.tokens, strand, character, again)
@@ -221,6 +229,18 @@ class Segment:
                 return Segment(self.tokens, anchor, self.tail[at:], strands, outcomes.complete)
             shared -= 1
         return self
+
+    def _shortened(self) -> Segment:
+        """The same state without the beginning of a long open end that no longer matters."""
+        drop = self.tokens.splitter.forgettable(self.tail)
+        if not drop:
+            return self
+        strands = {
+            tuple(p - drop for p in splits): strand for splits, strand in self.strands.items()
+        }
+        complete = tuple(p - drop for p in self.complete)
+        before, tail = self.before + self.tail[:drop], self.tail[drop:]
+        return Segment(self.tokens, self.anchor, tail, strands, complete, before)
 
 
 def _descends(node: Node, ancestor: Node) -> bool:

@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from lmsmith.methods.byte_sampler.buckets import STOP
-from lmsmith.methods.byte_sampler.reader import ByteReader
+from lmsmith.methods.byte_sampler.reader import LOGITS_AT_ONCE, ByteReader
 from lmsmith.methods.byte_sampler.tree import CoveringTree, Head, Node
 from lmsmith.models.session import Tree
-
-_LOGITS_AT_ONCE = 64  # nodes whose full next-token distributions are in memory together
 
 
 @dataclass
@@ -47,7 +45,8 @@ def score(
     """Next-byte distributions at every prefix of every text.
 
     Args:
-        reader: The model as bytes.
+        reader: The model as bytes. Its token sampling plays no part: a given text is scored by
+            what the model says.
         texts: UTF-8 texts, all in one batch.
         contexts: What stands before each text and is not scored; nothing by default.
         chunk: Bytes of each text that one forward call covers.
@@ -57,15 +56,21 @@ def score(
         distribution after the first i bytes; entry 256 is `stop`.
 
     Raises:
-        UsageError: A text is not UTF-8 or is longer than the model's context.
+        UsageError: A text is not UTF-8 or, with what stands before it, longer than the model's
+            context; the message counts texts from 1.
     """
     contexts = contexts or [b""] * len(texts)
-    plans = [_plan(reader, text, before) for text, before in zip(texts, contexts, strict=True)]
-    longest = max(len(plan.created) for plan in plans)
-    for begin in range(0, longest, chunk):
-        _advance(reader, plans, begin, begin + chunk)
-    for plan in plans:
-        reader.session.free(plan.row)
+    plans: list[_Text] = []
+    try:
+        for number, (text, before) in enumerate(zip(texts, contexts, strict=True), 1):
+            what = f"text {number} of {len(texts)}" if len(texts) > 1 else "the text"
+            plans.append(_plan(reader, text, before, what))
+        longest = max((len(plan.created) for plan in plans), default=0)
+        for begin in range(0, longest, chunk):
+            _advance(reader, plans, begin, begin + chunk)
+    finally:
+        for plan in plans:
+            reader.session.free(plan.row)
     return [torch.log_softmax(plan.masses, dim=-1).cpu() for plan in plans]
 
 
@@ -80,18 +85,18 @@ def bits_per_byte(distributions: Tensor, text: bytes) -> float:
     return float(-byte_logprobs(distributions, text).mean() / math.log(2))
 
 
-def _plan(reader: ByteReader, text: bytes, context: bytes) -> _Text:
+def _plan(reader: ByteReader, text: bytes, context: bytes, what: str) -> _Text:
     tree = CoveringTree(reader.tokens)
     tree.push_id(reader.start_id)
-    tree.push(context)
-    row = reader.session.add(tree.trunk)
+    reader.grow(tree, context, what)
+    trunk = list(tree.trunk)
     first = [tree.root, *sorted(tree.live_nodes(), key=lambda node: node.end)]
-    plan = _Text(row, [first], [tree.root], [tree.live_nodes()], defaultdict(list), torch.empty(0))
+    plan = _Text(-1, [first], [tree.root], [tree.live_nodes()], defaultdict(list), torch.empty(0))
     plan.logprob[tree.root] = 0.0
     known = set(first)
     _note_heads(reader, tree, plan, 0)
     for index in range(len(text)):
-        tree.push(text[index : index + 1])
+        reader.grow(tree, text[index : index + 1], what)
         alive = tree.live_nodes()
         new = sorted({tree.root, *alive} - known, key=lambda node: node.end)
         known.update(new)
@@ -99,11 +104,14 @@ def _plan(reader: ByteReader, text: bytes, context: bytes) -> _Text:
         plan.roots.append(tree.root)
         plan.live.append(alive)
         _note_heads(reader, tree, plan, index + 1)
+    if max(node.depth for node in known) > reader.lm.context:
+        raise reader.too_long(what)
     for node in known:
         if node.parent in known:
             plan.children[node.parent].append(node)
     dtype = torch.float64 if reader.lm.dtype == torch.float64 else torch.float32
     plan.masses = torch.full((len(text) + 1, STOP + 1), -math.inf, dtype=dtype)
+    plan.row = reader.session.add(trunk)
     return plan
 
 
@@ -154,8 +162,8 @@ def _advance(reader: ByteReader, plans: Sequence[_Text], begin: int, end: int) -
         for index, node in enumerate(nodes):
             wanted.append((plan, node))
             places.append((plan.row, before + index))
-    for first in range(0, len(places), _LOGITS_AT_ONCE):
-        part = slice(first, first + _LOGITS_AT_ONCE)
+    for first in range(0, len(places), LOGITS_AT_ONCE):
+        part = slice(first, first + LOGITS_AT_ONCE)
         logits = step.logits_at(places[part])
         logits = logits if logits.dtype == torch.float64 else logits.float()
         values = torch.log_softmax(logits, dim=-1)
