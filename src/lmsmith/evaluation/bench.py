@@ -28,7 +28,11 @@ BUILT_IN = {
     "session": (
         "lmsmith.evaluation.session_bench:bench",
         "speed of plain decoding beside transformers' own generate",
-    )
+    ),
+    "training": (
+        "lmsmith.evaluation.training_bench:bench",
+        "speed and memory of training beside TRL's SFTTrainer",
+    ),
 }
 
 BenchFunction = Callable[[Bench], None]

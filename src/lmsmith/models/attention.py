@@ -1,7 +1,7 @@
 """The attention that a model runs while a Session drives it.
 
-The only file that touches transformers' attention interface. Which slots a token sees is decided
-in `lmsmith.models.kv`; the mask arrives here ready made.
+The only file of this room that touches transformers' attention interface. Which slots a token sees
+is decided in `lmsmith.models.kv`; the mask arrives here ready made.
 """
 
 from __future__ import annotations
