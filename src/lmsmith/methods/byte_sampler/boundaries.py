@@ -76,7 +76,7 @@ def boundaries(bench: Bench, reader: ByteReader) -> None:
     _equal_at_ends(bench, reader, names)
     bench.figure(
         "boundary",
-        "A prompt cut anywhere: plain tokenization loses most of what the model knows",
+        "What a model knows of the next byte after a cut at any character",
         {name: {arm: mean_interval(bits[name][arm]) for arm in ARMS} for name in names},
         y_label="bits of the next byte",
     )
