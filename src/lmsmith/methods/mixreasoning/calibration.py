@@ -1,7 +1,7 @@
 """Thresholds by percentile: how window scores are spread in concise mode, kept beside the adapter.
 
 Confidence depends on k and on the vocabulary, so absolute thresholds do not transfer. Not for:
-collecting the scores (`decoder.collect`).
+collecting the scores (`decoder.window_scores`).
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class MixReasoningConfig(Settings):
             raise ConfigError("high and gap are both set; drop one of the two")
         if self.t_down > self.t_up:
             raise ConfigError(f"t_down is {self.t_down}, but must be at most t_up, {self.t_up}")
-        if self.criterion == "keywords" and not all(self.keywords and map(bool, self.keywords)):
+        if self.criterion == "keywords" and not (self.keywords and all(self.keywords)):
             raise ConfigError("criterion keywords needs at least one keyword, none of them empty")
         units = self.criterion in ("max-probability", "margin", "entropy")
         if units and self.low is not None and self.high is None and self.gap is None:

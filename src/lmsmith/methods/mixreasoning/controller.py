@@ -67,9 +67,9 @@ class Rule:
         return cls(low, high, m, m, m, m - 1, start)
 
     @classmethod
-    def fixed(cls, mode: Mode) -> Self:
+    def fixed(cls, mode: Mode, window: int = 16) -> Self:
         """One mode throughout: the think-only and concise-only baselines."""
-        return cls(-math.inf, math.inf, start=mode)
+        return cls(-math.inf, math.inf, window, start=mode)
 
 
 class Controller:

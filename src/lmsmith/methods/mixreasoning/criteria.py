@@ -35,7 +35,7 @@ def make_rule(config: MixReasoningConfig, calibrations: Mapping[str, Calibration
     """
     m, start = config.window, Mode(config.start)
     if config.mode != "mix":
-        return Rule.fixed(Mode(config.mode))
+        return Rule.fixed(Mode(config.mode), m)
     if config.criterion == "random":
         # The score is uniform on [0, 1): a decision is thinking with probability `share`.
         rewind = 0 if config.boundary else m - 1

@@ -7,7 +7,7 @@ one that is entered by the tokens it lacks; a rollback crops both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmsmith.decoding.events import Event, Request, Sampling
+from lmsmith.decoding.events import Event, Prompt, Request, Sampling
+from lmsmith.decoding.generate import complete
 from lmsmith.decoding.plain import PREFILL_TOKENS
 from lmsmith.decoding.rows import RowOutput
 from lmsmith.decoding.sampling import generator_for, sample
@@ -289,3 +290,42 @@ def _concise_strength(lm: LM, config: MixReasoningConfig) -> float:
             "concise_lora_alpha", "one lora_alpha for all modules", "none", "set concise_strength"
         )
     return config.concise_lora_alpha / float(trained)
+
+
+def window_scores(
+    lm: LM,
+    prompts: Sequence[Prompt],
+    config: MixReasoningConfig,
+    sampling: Sampling,
+    max_tokens: int = 256,
+    batch_size: int = 32,
+) -> list[float]:
+    """Mean scores of every full window while prompts are answered in concise mode.
+
+    Args:
+        lm: A model with an adapter.
+        prompts: Prompts; no references are needed.
+        config: Criterion, candidates, window and strength.
+        sampling: How to draw; with a seed, the prompt at position i gets the seed plus i.
+        max_tokens: Longest answer.
+        batch_size: Most prompts at once.
+    """
+    found: list[float] = []
+
+    def watch(controller: Controller) -> None:
+        if controller.generated + 1 >= config.window:
+            found.append(controller.mean)
+
+    concise = config.model_copy(update={"mode": "concise", "calibration": ""})
+    requests = [
+        Request(
+            prompt,
+            max_tokens=max_tokens,
+            sampling=sampling
+            if sampling.seed is None
+            else replace(sampling, seed=(sampling.seed + place) % 2**64),
+        )
+        for place, prompt in enumerate(prompts)
+    ]
+    complete(MixDecoder(lm, concise, watch), requests, batch_size)
+    return found
