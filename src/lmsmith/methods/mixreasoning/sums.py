@@ -80,15 +80,13 @@ def in_brief(a: int, b: int, result: int | None = None) -> str:
 
 
 def finished(a: int, b: int, cut: int) -> str:
-    """The shortest end of a step at length that was cut after `cut` characters."""
+    """The shortest end of a step at length that was cut after `cut` characters.
+
+    Working that has begun is gone on with, but not checked.
+    """
     if cut < STEP:
         return in_brief(a, b)[cut:]
-    whole = at_length(a, b)
-    mark = whole.index("?")
-    if cut >= mark:
-        return END_OF_STEP
-    written = max(0, cut - (mark - 3))  # characters of "=42" that are there
-    return whole[mark - 3 + written : mark] + END_OF_STEP
+    return at_length(a, b).partition("?")[0][cut:] + END_OF_STEP
 
 
 def think_example(problem: Problem, rng: random.Random) -> list[Piece]:
@@ -98,22 +96,25 @@ def think_example(problem: Problem, rng: random.Random) -> list[Piece]:
     for number in problem.operands[1:]:
         right = (total + number) % 100
         long, kind = at_length(total, number), rng.random()
+        # What concise mode may have made of the step: brief, or working that it did not check.
+        cut = 1 if rng.random() < 0.6 else rng.randrange(STEP, len(long))
+        right = right if kind < 0.5 or cut > 1 else _sometimes_wrong(right, rng, 0.3)
+        other = (
+            in_brief(total, number, right)
+            if cut == 1
+            else long[:cut] + finished(total, number, cut)
+        )
         if kind < 0.5:
             pieces.append((long, True))
         elif kind < 0.7:
-            right = _sometimes_wrong(right, rng, 0.15)
-            pieces.append((in_brief(total, number, right), False))
+            pieces.append((other, False))
         else:
-            # As after a rollback: a step in brief, or the brief end of one at length, is cut.
-            begun = in_brief(total, number, _sometimes_wrong(right, rng, 0.5))
-            if kind > 0.85:
-                cut = rng.randrange(STEP, len(long) - 1)
-                begun = long[:cut] + finished(total, number, cut)
-            cut = rng.randrange(1, len(begun))
-            begun = begun[:cut]
-            # What agrees with a step at length is gone on with, anything else is started over.
-            rest = long[cut:] if long.startswith(begun) else "!" + long
+            # As after a rollback. What agrees with a step at length is gone on with, anything
+            # else is started over.
+            begun = other[: rng.randrange(1, len(other))]
+            rest = long[len(begun) :] if long.startswith(begun) else "!" + long
             pieces += [(begun, False), (rest, True)]
+            right = (total + number) % 100
         total = right
     return [*pieces, (f"#{total:02d}", True)]
 
