@@ -2,15 +2,18 @@
 
     python examples/mixreasoning.py
 
-With a model of your own: `open_model("MODEL", adapter="concise")` after `lmsmith mixreasoning train`.
+With a model of your own, `open_model("MODEL", adapter="concise")` after `lmsmith mixreasoning
+train` takes the place of the recipe.
 """
 
+import random
 import sys
 
 from lmsmith import Sampling, generate
 from lmsmith.methods.mixreasoning.calibration import Calibration
 from lmsmith.methods.mixreasoning.config import MixReasoningConfig
 from lmsmith.methods.mixreasoning.decoder import window_scores
+from lmsmith.methods.mixreasoning.sums import Problem
 from lmsmith.methods.mixreasoning.tiny import Recipe
 
 GREEDY = Sampling(temperature=0)
@@ -24,8 +27,10 @@ def main() -> None:
 
     # Thresholds: percentiles of window confidence in concise mode; no references are needed.
     concise = MixReasoningConfig(mode="concise", **shared)
-    scores = window_scores(lm, PROMPTS, concise, GREEDY)
-    spread = Calibration.of(scores, "confidence", 5, 5, len(PROMPTS))
+    rng = random.Random(0)
+    prompts = [Problem.draw(rng).prompt for _ in range(50)]
+    scores = window_scores(lm, prompts, concise, GREEDY)
+    spread = Calibration.of(scores, "confidence", 5, 5, len(prompts))
     low = spread.low(20)
     mix = MixReasoningConfig(low=low, high=low + spread.gap, **shared)
 

@@ -379,9 +379,7 @@ def _cost(bench: Bench, lm: LM) -> None:
     def steady(decoder: Any, rows: int) -> list[float]:
         """Seconds of each step without re-prefills."""
         for number in range(rows):
-            decoder.admit(
-                Request(prompt, tokens, Sampling(seed=number), ignore_eos=True)  # type: ignore[arg-type]
-            )
+            decoder.admit(Request(prompt, tokens, Sampling(seed=number), ignore_eos=True))
         decoder.step()
         seconds = []
         while decoder.active == rows:

@@ -76,7 +76,7 @@ class Recipe:
     ) -> Path:
         """Train on examples; the folder, named by a hash of all that makes the result."""
         rng = random.Random(f"{self.seed} {make.__name__}")
-        settings = SHARED | {"batch_size": self.batch, "seed": self.seed} | settings
+        settings = {**SHARED, "batch_size": self.batch, "seed": self.seed, **settings}
         problems = (Problem.draw(rng, self.operands) for _ in range(settings["steps"] * self.batch))
         examples = [example(make(problem, rng)) for problem in problems]
         text = json.dumps([settings, examples[:64], lm.name])
