@@ -9,8 +9,8 @@ the threshold and the rates of chance are chosen on problems of their own; bars 
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmsmith.decoding.events import Event, Request, Sampling
@@ -21,10 +21,11 @@ from lmsmith.evaluation.items import Item
 from lmsmith.evaluation.stats import mean_interval, paired_bootstrap
 from lmsmith.methods.mixreasoning import calibration
 from lmsmith.methods.mixreasoning.config import MixReasoningConfig
+from lmsmith.methods.mixreasoning.cost import cost
 from lmsmith.methods.mixreasoning.decoder import MixDecoder, window_scores
+from lmsmith.methods.mixreasoning.real import real_model
 from lmsmith.methods.mixreasoning.sums import END_OF_STEP, Problem, final_answer, step_spans
 from lmsmith.methods.mixreasoning.tiny import Recipe
-from lmsmith.models.adapter import Adapter
 
 if TYPE_CHECKING:
     from lmsmith.evaluation.bench import Bench
@@ -35,6 +36,17 @@ GREEDY = Sampling(temperature=0, seed=0)
 WORTH_IT = 0.6  # most generated tokens on the validation problems, as a share of thinking's
 
 Config = MixReasoningConfig
+# The arm on a real model runs where `gsm8k` names a folder with train.jsonl and test.jsonl.
+REAL: Mapping[str, Any] = {
+    "gsm8k": "",
+    "real_model": "qwen2.5-coder-0.5b",
+    "real_train": 128,
+    "real_steps": 24,
+    "real_calibration": 32,
+    "real_test": 100,
+    "real_tokens": 200,
+    "real_window": 8,
+}
 
 
 @declare(
@@ -55,6 +67,7 @@ Config = MixReasoningConfig
             "percentiles": "20,40",
             "timed_tokens": 0,
             "repeats": 0,
+            **REAL,
         },
         "small": {
             "seeds": 3,
@@ -71,6 +84,7 @@ Config = MixReasoningConfig
             "percentiles": "10,20,30,40",
             "timed_tokens": 48,
             "repeats": 5,
+            **REAL,
         },
         "full": {
             "seeds": 5,
@@ -87,6 +101,10 @@ Config = MixReasoningConfig
             "percentiles": "5,10,15,20,25,30,35,40",
             "timed_tokens": 128,
             "repeats": 9,
+            **REAL,
+            "real_train": 7000,
+            "real_steps": 800,
+            "real_test": 1319,
         },
     },
 )
@@ -108,12 +126,14 @@ def bench(bench: Bench) -> None:
             score = _scorer(lm, config, bench.options["longest"])
             scores[arm] += bench.run(arm, items, score, 64, f"sums, seed {seed}")
         groups += [item["prompt"] for item in items]
-    costs = _tables(bench, scores, groups)
+    summary = _tables(bench, scores, groups)
     if bench.size != "smoke":
-        _bars(bench, scores, groups, costs)
+        _bars(bench, scores, groups, summary)
     _identities(bench, models[0], scores)
     if bench.options["timed_tokens"]:
-        _cost(bench, bench.model(bench.models[0]) if bench.models else models[0])
+        cost(bench, bench.model(bench.models[0]) if bench.models else models[0])
+    if bench.options["gsm8k"]:
+        real_model(bench, bench.model(bench.options["real_model"]), Path(bench.options["gsm8k"]))
 
 
 def _reasoner(bench: Bench, seed: int) -> LM:
@@ -264,7 +284,7 @@ def _tables(
     """Accuracy and cost over all training seeds; a problem's answers are resampled together."""
     right = {arm: [row["right"] for row in rows] for arm, rows in scores.items()}
     generated = {arm: [row["generated"] for row in rows] for arm, rows in scores.items()}
-    cost = {
+    summary = {
         arm: {
             "kept": _mean(rows, "kept"),
             "generated": _mean(rows, "generated"),
@@ -275,20 +295,20 @@ def _tables(
     }
     bench.table(
         "running sums", "exact answers", "share", right, baseline="think", better="higher",
-        cost=cost, groups=groups,
+        cost=summary, groups=groups,
     )  # fmt: skip
     bench.table(
         "running sums", "generated, discarded included", "tokens", generated, baseline="think",
         groups=groups,
     )  # fmt: skip
-    return cost
+    return summary
 
 
 def _bars(
     bench: Bench,
     scores: Mapping[str, list[dict[str, Any]]],
     groups: list[str],
-    cost: Mapping[str, Mapping[str, float]],
+    summary: Mapping[str, Mapping[str, float]],
 ) -> None:
     """What was registered before the run."""
     right = {arm: [row["right"] for row in rows] for arm, rows in scores.items()}
@@ -309,8 +329,8 @@ def _bars(
     bench.check("accuracy above thinking", value, -0.10, ">=", "pre-registered; aim -0.02", note)
     for arm in ("random", "random at steps"):
         value, note = gap("mix", arm)
-        share = f"thinking shares {cost['mix']['thinking share']:.2f} and "
-        note = f"{note}; {share}{cost[arm]['thinking share']:.2f}"
+        share = f"thinking shares {summary['mix']['thinking share']:.2f} and "
+        note = f"{note}; {share}{summary[arm]['thinking share']:.2f}"
         bench.check(f"accuracy above {arm}", value, 0.10, ">=", "pre-registered", note)
     shares = {
         kind: _mean(scores["mix"], f"{kind} thought")
@@ -366,70 +386,6 @@ def _identities(bench: Bench, lm: LM, scores: Mapping[str, list[dict[str, Any]]]
     bench.check("answers that differ from greedy decoding when both modes are the base model",
                 found["differing"], 0, "==", "identity",
                 f"{found['discarded']} tokens were dropped and written again")  # fmt: skip
-
-
-def _cost(bench: Bench, lm: LM) -> None:
-    """Time a token beside plain LoRA decoding, and the throughput of a batch in mixed modes."""
-    if lm.adapter is None:
-        lm.load_adapter(Adapter.random(lm.model, ["all-linear"], rank=8, seed=0, scale=0.002))
-    tokens = bench.options["timed_tokens"]
-    config = Config(criterion="random", share=0.5, window=8, candidates=5)
-    prompt = lm.encode("37+05+10+48>")
-
-    def steady(decoder: Any, rows: int) -> list[float]:
-        """Seconds of each step without re-prefills."""
-        for number in range(rows):
-            decoder.admit(Request(prompt, tokens, Sampling(seed=number), ignore_eos=True))
-        decoder.step()
-        seconds = []
-        while decoder.active == rows:
-            before = decoder.session.tokens_computed
-            began = time.perf_counter()
-            decoder.step()
-            took = time.perf_counter() - began
-            if decoder.session.tokens_computed - before == rows:
-                seconds.append(took)
-        for row in list(decoder.session.rows):
-            decoder.retire(row)
-        return seconds
-
-    def whole(rows: int) -> float:
-        """Kept tokens a second, re-prefills and discarded tokens paid for."""
-        requests = [
-            Request(prompt, tokens, Sampling(seed=number), ignore_eos=True)
-            for number in range(rows)
-        ]
-        began = time.perf_counter()
-        done = complete(MixDecoder(lm, config), requests, rows)
-        return sum(one.trace.tokens_kept for one in done) / (time.perf_counter() - began)
-
-    def timed() -> dict[str, list[float]]:
-        found: dict[str, list[float]] = {"mix": [], "plain": [], "one": [], "sixteen": []}
-        for repeat in range(bench.options["repeats"] + 1):
-            # Each pair takes turns, so that a busy moment hits both alike.
-            for name in ("mix", "plain") if repeat % 2 else ("plain", "mix"):
-                decoder = MixDecoder(lm, config) if name == "mix" else PlainDecoder(lm)
-                steps = steady(decoder, 1)
-                if repeat and steps:
-                    found[name].append(sorted(steps)[len(steps) // 2])
-            one, sixteen = whole(1), whole(16)
-            if repeat:
-                found["one"].append(one)
-                found["sixteen"].append(sixteen)
-        return found
-
-    found = bench.once(f"cost on {lm.name}", timed)
-    middle = {name: sorted(values)[len(values) // 2] for name, values in found.items()}
-    bench.check(
-        "time a token over plain LoRA decoding, re-prefills excluded",
-        middle["mix"] / middle["plain"], 1.10, "<=", "issue",
-        f"{lm.name}: {1e3 * middle['mix']:.1f} and {1e3 * middle['plain']:.1f} ms, medians",
-    )  # fmt: skip
-    bench.check(
-        "throughput of 16 rows in mixed modes over one row",
-        middle["sixteen"] / middle["one"], 6.0, ">=", "issue",
-        f"{lm.name}: {middle['sixteen']:.1f} and {middle['one']:.1f} kept tokens a second",
-    )  # fmt: skip
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
