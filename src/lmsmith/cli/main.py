@@ -88,7 +88,10 @@ def run(words: Sequence[str]) -> object:
 
         verbs = {verb: _function(path) for verb, path in VERBS.get(words[0], {}).items()}
         return parser.run(words, _function(COMMANDS[words[0]][0]), verbs)
-    methods = {name: card for name, card in cards.find().items() if "cli" in card.entry}
+    known = cards.find()
+    if words[1:2] == ["generate"] and words[0] in known and "decoder" in known[words[0]].entry:
+        return run(["generate", "--method", words[0], *words[2:]])
+    methods = {name: card for name, card in known.items() if "cli" in card.entry}
     if words[0] not in methods:
         raise UnknownNameError("command", words[0], [*COMMANDS, *methods])
     from lmsmith.cli import parser

@@ -68,6 +68,7 @@ class Adapter(nn.Module):
     Attributes:
         updates: By the full name of the module each belongs to.
         settings: What PEFT's `adapter_config.json` says, or will say.
+        folder: Where it was read from; `None` for one made here.
         strength: What the hooks apply now: a number, a tensor `[rows]`, or `None` for nothing.
     """
 
@@ -75,6 +76,7 @@ class Adapter(nn.Module):
         super().__init__()
         self.updates = dict(updates)
         self.settings = dict(settings)
+        self.folder: Path | None = None
         self.strength: float | Tensor | None = None
         self._modules_in_order = nn.ModuleList(self.updates.values())
         self._hooks: list[Any] = []
@@ -176,11 +178,13 @@ class Adapter(nn.Module):
         except (ValueError, SafetensorError) as error:
             raise ModelFileError(f"the adapter in {folder} is corrupt: {error}") from None
         try:
-            return cls(_updates(folder, settings, tensors), settings)
+            adapter = cls(_updates(folder, settings, tensors), settings)
         except LmsmithError:
             raise
         except (AttributeError, IndexError, TypeError, ValueError, re.error) as error:
             raise ModelFileError(f"the adapter in {folder} is corrupt: {error}") from None
+        adapter.folder = folder
+        return adapter
 
     def save(self, folder: str | Path) -> None:
         """Write a PEFT folder; the configuration comes last, so half a folder never loads."""
