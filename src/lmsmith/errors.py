@@ -77,6 +77,10 @@ class StorageError(LmsmithError):
     """A cache or run folder cannot be written: no space, or no permission."""
 
 
+class TrainingError(LmsmithError):
+    """A training run cannot go on: its loss is not a number."""
+
+
 class RunFolderBusyError(LmsmithError):
     """Another process is writing the run folder."""
 

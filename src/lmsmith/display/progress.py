@@ -28,10 +28,15 @@ _users = 0
 
 
 class Task:
-    """One piece of work whose progress is shown; made by `progress`."""
+    """One piece of work whose progress is shown; made by `progress`.
+
+    Attributes:
+        note: What else to say about it now, such as a loss.
+    """
 
     def __init__(self, title: str, total: float | None, done: float, unit: str) -> None:
         self.title, self.total, self.done, self.unit = title, total, done, unit
+        self.note = ""
         self._before = done
         self._started = self._spoke = time.monotonic()
 
@@ -63,7 +68,8 @@ class Task:
             if self.total and rate > 0 and not end
             else ""
         )
-        sys.stderr.write(f"{self.title}: {count}{end} after {_duration(seconds)}{left}\n")
+        note = f", {self.note}" if self.note else ""
+        sys.stderr.write(f"{self.title}: {count}{end} after {_duration(seconds)}{left}{note}\n")
         sys.stderr.flush()
 
     def _close(self, failed: bool) -> None:
@@ -82,7 +88,8 @@ class _BarTask(Task):
         bars.update(self._id, completed=done)
 
     def _show(self) -> None:
-        self._bars.update(self._id, completed=self.done, total=self.total)
+        title = f"{self.title}  {self.note}" if self.note else self.title
+        self._bars.update(self._id, completed=self.done, total=self.total, description=title)
 
     def _close(self, failed: bool) -> None:
         self._bars.remove_task(self._id)

@@ -11,18 +11,18 @@ system frees when a process dies keeps two processes out of one folder.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from lmsmith.errors import RunFolderBusyError, StorageError, UsageError
 from lmsmith.evaluation.environment import revision, versions
+from lmsmith.files import LOCK, TEMPORARY, lock_folder, storage_errors, write_atomic
 
 CONFIG, ITEMS, MEASUREMENTS, REPORT = (
     "config.json",
@@ -30,8 +30,6 @@ CONFIG, ITEMS, MEASUREMENTS, REPORT = (
     "measurements.json",
     "report.json",
 )
-_LOCK = ".lock"
-_TEMPORARY = ".writing-"
 
 
 class RunFolder:
@@ -48,9 +46,9 @@ class RunFolder:
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         """Lock `path`, then begin a run in it or check that it is the same one."""
         self.path, self.config = path, as_json(config)
-        with _storage_errors(path):
+        with storage_errors(path):
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(path)
+            self._lock = lock_folder(path)
         try:
             self._open()
         except BaseException:
@@ -88,9 +86,9 @@ class RunFolder:
         return cls(_new_folder(Path(base), str(config["method"])), config)
 
     def _open(self) -> None:
-        names = {p.name for p in self.path.iterdir() if p.name != _LOCK}
-        leftovers = {name for name in names if name.startswith(_TEMPORARY)}
-        with _storage_errors(self.path):
+        names = {p.name for p in self.path.iterdir() if p.name != LOCK}
+        leftovers = {name for name in names if name.startswith(TEMPORARY)}
+        with storage_errors(self.path):
             for name in leftovers:
                 (self.path / name).unlink()
         names -= leftovers
@@ -147,7 +145,7 @@ class RunFolder:
         lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in rows]
         # A text under study may hold a lone surrogate; JSON readers take it back the same way.
         blob = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
-        with _storage_errors(self.path), (self.path / ITEMS).open("ab") as file:
+        with storage_errors(self.path), (self.path / ITEMS).open("ab") as file:
             before = file.tell()
             try:
                 file.write(blob)
@@ -180,7 +178,7 @@ class RunFolder:
     def write(self, name: str, blob: bytes) -> Path:
         """Replace a file of the folder atomically and return its path."""
         path = self.path / name
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, blob)
         return path
@@ -195,7 +193,7 @@ class RunFolder:
         """Let go of the folder; a finished one keeps no lock file."""
         if self.finished:
             with suppress(OSError):
-                (self.path / _LOCK).unlink()
+                (self.path / LOCK).unlink()
         self._lock.close()
 
     def __enter__(self) -> RunFolder:
@@ -222,7 +220,7 @@ class RunFolder:
         path = self.path / ITEMS
         if not path.exists():
             return []
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             blob = path.read_bytes()
             whole = blob.rfind(b"\n") + 1
             if whole < len(blob):
@@ -250,30 +248,15 @@ def run_folders(base: str | Path) -> list[Path]:
 
 def is_busy(path: str | Path) -> bool:
     """Whether some process is at work in a run folder."""
-    if not (Path(path) / _LOCK).exists():
+    if not (Path(path) / LOCK).exists():
         return False
     try:
-        _lock(Path(path)).close()
+        lock_folder(Path(path)).close()
     except RunFolderBusyError:
         return True
     except OSError:
         pass
     return False
-
-
-def write_atomic(path: Path, blob: bytes) -> None:
-    """Write a file so that a crash leaves the old one or the new one, never a part."""
-    temporary = path.with_name(f"{_TEMPORARY}{path.name}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(blob)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
 
 
 def as_json(value: Any) -> Any:
@@ -320,7 +303,7 @@ def _started(path: Path) -> tuple[str, str]:
 def _new_folder(base: Path, method: str) -> Path:
     """Make `<base>/<method>-<time>`, numbered if another process took the name."""
     stem = f"{method}-{datetime.now():%Y%m%d-%H%M%S}"
-    with _storage_errors(base):
+    with storage_errors(base):
         base.mkdir(parents=True, exist_ok=True)
         for number in range(1, 1000):
             path = base / (stem if number == 1 else f"{stem}-{number}")
@@ -341,54 +324,3 @@ def _read_json(path: Path, missing: Any = None) -> Any:
         raise StorageError(f"{path} is missing; give another folder with --out") from None
     except (OSError, ValueError) as error:
         raise StorageError(f"{path} cannot be read ({error}); give another --out") from error
-
-
-def _lock(path: Path) -> Any:
-    """Hold the folder's lock until the returned file is closed or the process dies."""
-    file = (path / _LOCK).open("ab")
-    try:
-        import fcntl
-    except ImportError:  # no such call on Windows: opened for sharing, not guarded
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise RunFolderBusyError(
-            f"another process is working in {path}; wait for it or give another folder with --out"
-        ) from error
-    return file
-
-
-def _sync_folder(path: Path) -> None:
-    if os.name != "posix":
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-_REASONS = {
-    errno.ENOSPC: "no space left on the disk",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EACCES: "no permission",
-    errno.EPERM: "no permission",
-    errno.EROFS: "the disk is read-only",
-    errno.ENOTDIR: "a part of the path is a file",
-    errno.EEXIST: "a file of that name is there",
-}
-
-
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    """Turn the system's refusals into one line that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
-        raise StorageError(
-            f"cannot write the run folder {path}: {reason}; what was done before is kept; "
-            "make room or give another folder with --out, then run the same command again"
-        ) from error

@@ -34,18 +34,30 @@ class LowRank(nn.Module):
         up: `[outputs, rank]`, PEFT's B.
         alpha: PEFT's lora_alpha.
         scaling: Factor of the product at strength 1.
+        dropout: Share of the inputs that training drops.
     """
 
-    def __init__(self, down: Tensor, up: Tensor, alpha: float, rslora: bool = False) -> None:
+    def __init__(
+        self,
+        down: Tensor,
+        up: Tensor,
+        alpha: float,
+        rslora: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
+        self.dropout = dropout
         self.down, self.up, self.alpha = nn.Parameter(down), nn.Parameter(up), alpha
         rank = down.shape[0]
         self.scaling = alpha / (math.sqrt(rank) if rslora else rank)
 
     def forward(self, x: Tensor) -> Tensor:
         """The update at strength 1: `[..., inputs]` -> `[..., outputs]`."""
-        low = nn.functional.linear(x.to(self.down.dtype), self.down)
-        return nn.functional.linear(low, self.up) * self.scaling
+        if self.dropout and self.training:
+            x = nn.functional.dropout(x, self.dropout)
+        # The low-rank product is the small one, so the factor goes there.
+        low = nn.functional.linear(x.to(self.down.dtype), self.down) * self.scaling
+        return nn.functional.linear(low, self.up)
 
 
 class Adapter(nn.Module):
@@ -88,20 +100,62 @@ class Adapter(nn.Module):
         Raises:
             UsageError: No linear map of the model has such a name.
         """
+        adapter = cls.fresh(model, targets, rank, seed, alpha=alpha)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for update in adapter.updates.values():
+                for matrix in (update.down, update.up):
+                    matrix.copy_(torch.randn(matrix.shape, generator=generator) * scale)
+        return adapter
+
+    @classmethod
+    def fresh(
+        cls,
+        model: nn.Module,
+        targets: Sequence[str],
+        rank: int,
+        seed: int,
+        alpha: float | None = None,
+        dropout: float = 0.0,
+    ) -> Adapter:
+        """An adapter to train: A random, B zero, so that it changes nothing yet; float32.
+
+        Args:
+            model: The model it is for.
+            targets: Endings of module names, such as `q_proj`; `all-linear` is every linear map
+                but the head.
+            rank: Rank of every update.
+            seed: Seed of A, drawn as PEFT draws it.
+            alpha: PEFT's lora_alpha; twice the rank by default.
+            dropout: Share of an update's inputs that training drops.
+
+        Raises:
+            UsageError: No linear map of the model has such a name.
+        """
         generator = torch.Generator().manual_seed(seed)
         alpha = 2.0 * rank if alpha is None else alpha
+        head = getattr(model, "get_output_embeddings", lambda: None)()
         updates = {}
         for name, module in model.named_modules():
-            if isinstance(module, nn.Linear | Conv1D) and _matches(name, targets):
+            if not isinstance(module, nn.Linear | Conv1D) or module is head:
+                continue
+            if "all-linear" in targets or _matches(name, targets):
                 inputs, outputs = _shape(module)
-                down = torch.randn(rank, inputs, generator=generator) * scale
-                up = torch.randn(outputs, rank, generator=generator) * scale
-                updates[name] = LowRank(down, up, alpha)
+                down = torch.empty(rank, inputs)
+                nn.init.kaiming_uniform_(down, a=math.sqrt(5), generator=generator)
+                up = torch.zeros(outputs, rank)
+                updates[name] = LowRank(down, up, alpha, dropout=dropout)
         if not updates:
             raise UsageError(f"no linear module of the model is named like {list(targets)}")
-        settings = {"r": rank, "lora_alpha": alpha, "target_modules": list(targets)}
-        parameter = next(model.parameters())
-        return cls(updates, settings).to(parameter.device)
+        if "all-linear" in targets:
+            targets = sorted({name.rpartition(".")[2] for name in updates})
+        settings = {
+            "r": rank,
+            "lora_alpha": alpha,
+            "lora_dropout": dropout,
+            "target_modules": list(targets),
+        }
+        return cls(updates, settings).to(next(model.parameters()).device)
 
     @classmethod
     def load(cls, folder: str | Path) -> Adapter:
@@ -201,9 +255,12 @@ class Adapter(nn.Module):
             strength = self.strength
             if strength is None:
                 return None
+            change = update(args[0])
             if isinstance(strength, Tensor):
                 strength = strength.view(-1, *[1] * (output.dim() - 1))
-            return output + (update(args[0]) * strength).to(output.dtype)
+            if isinstance(strength, Tensor) or strength != 1.0:
+                change = change * strength
+            return output + change.to(output.dtype)
 
         return add
 
