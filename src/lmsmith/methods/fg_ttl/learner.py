@@ -221,6 +221,18 @@ class Learner:
             return torch.optim.SGD(parameters, lr=self.config.learning_rate)
         return torch.optim.AdamW(parameters, lr=self.config.learning_rate, weight_decay=0.0)
 
+    def restore_optimizer(self, tensors: Weights) -> None:
+        """Put back a persistent optimizer's state: tensors named `<what>.<parameter>`."""
+        if not tensors:
+            return
+        self.optimizer = self._new_optimizer()
+        for name, parameter in self.parameters.items():
+            self.optimizer.state[parameter] = {
+                key.removesuffix(f".{name}"): tensor
+                for key, tensor in tensors.items()
+                if key.endswith(f".{name}")
+            }
+
     # The relatives
 
     def _prompt_loss(
@@ -300,7 +312,7 @@ class Learner:
             (parameter * gradient).sum()
             for parameter, gradient in zip(self.parameters.values(), found, strict=True)
         )
-        return sharp.detach() + linear - linear.detach()  # type: ignore[union-attr,return-value]
+        return sharp.detach() + linear - linear.detach()  # type: ignore[union-attr]
 
     def _recover(self) -> None:
         """SAR starts over when its running loss says that the model has collapsed."""
@@ -334,15 +346,7 @@ def new_adapter(lm: LM, config: FGTTLConfig) -> Adapter:
     Raises:
         UsageError: The model has none of the modules that the settings name.
     """
-    adapter = Adapter.random(lm.model, config.targets, config.rank, 0, config.lora_alpha)
-    generator = torch.Generator().manual_seed(config.seed)
-    with torch.no_grad():
-        for update in adapter.updates.values():
-            bound = update.down.shape[1] ** -0.5  # kaiming_uniform_ with a = sqrt(5)
-            drawn = torch.rand(update.down.shape, generator=generator)
-            update.down.copy_((2 * drawn - 1) * bound)
-            update.up.zero_()
-    return adapter
+    return Adapter.fresh(lm.model, config.targets, config.rank, config.seed, config.lora_alpha)
 
 
 def adapter_hash(weights: Mapping[str, Tensor]) -> str:
