@@ -221,10 +221,10 @@ def _text(example: Mapping[str, Any], name: str, where: str) -> str:
 
 
 def _ids(example: Mapping[str, Any], where: str) -> _Piece:
-    try:
-        ids = np.asarray(example["input_ids"]).astype(np.int32, casting="same_kind").tolist()
-    except (TypeError, ValueError):
-        raise UsageError(f"{where}: input_ids are not a list of whole numbers") from None
+    found = np.asarray(example["input_ids"])
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise UsageError(f"{where}: input_ids are not a list of whole numbers")
+    ids = found.astype(np.int32).tolist()
     mask = example.get("loss_mask")
     if mask is None:
         return ids, True

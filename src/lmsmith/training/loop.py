@@ -19,7 +19,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from lmsmith.errors import TrainingError
+from lmsmith.errors import CapabilityError, TrainingError
 from lmsmith.models.adapter import Adapter
 from lmsmith.models.opening import resolve_dtype
 from lmsmith.training.attention import same_when_recomputed
@@ -84,9 +84,13 @@ class Loop:
         """
         self.model, self.settings, self.total, self.done = model, settings, total, 0
         self.trained: nn.Module = model if adapter is None else adapter
-        model.requires_grad_(adapter is None)
-        if adapter is None:
+        if adapter is not None:
+            model.requires_grad_(False)
+        else:
             _full_precision(model)
+        # What the caller froze stays frozen, unless that is everything.
+        if not any(parameter.requires_grad for parameter in self.trained.parameters()):
+            self.trained.requires_grad_(True)
         self.accelerator = Accelerator()
         if self.accelerator.num_processes > 1:
             model.to(self.accelerator.device)
@@ -232,14 +236,12 @@ def _autocast(settings: TrainSettings, device: torch.device) -> Callable[[], Any
 
 
 def _checkpoint_gradients(model: Any) -> None:
-    from lmsmith.errors import CapabilityError
-
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise CapabilityError("gradient_checkpointing", "a model that supports it", "none")
     config = model.config.get_text_config()
-    model.gradient_checkpointing_enable(
-        {"use_reentrant": False, "context_fn": partial(same_when_recomputed, config)}
-    )
+    options = {"use_reentrant": False, "context_fn": partial(same_when_recomputed, config)}
+    # Its name from transformers 5.24 on; the old one warns.
+    model.activation_checkpointing_enable(options)
 
 
 @contextmanager

@@ -119,6 +119,8 @@ def train(
             folder = stack.enter_context(TrainFolder(Path(out), config, main))
         Accelerator().wait_for_everyone()
         adapter = _adapter(lm, module, settings) if settings.tune == "lora" else None
+        if adapter is not None:
+            stack.callback(adapter.eval)
         with _as_found(module):
             loop = Loop(
                 module, settings, plan.steps, adapter=adapter, loss=loss, optimizer=optimizer
@@ -287,8 +289,8 @@ class _as_found:
         }
 
     def __exit__(self, *_: object) -> None:
-        if any(getattr(part, "gradient_checkpointing", False) for part in self.module.modules()):
-            self.module.gradient_checkpointing_disable()  # type: ignore[operator]
+        if getattr(self.module, "is_activation_checkpointing", False):
+            self.module.activation_checkpointing_disable()  # type: ignore[operator]
         for name, parameter in self.module.named_parameters():
             dtype, gradient = self.found[name]
             parameter.grad = None
