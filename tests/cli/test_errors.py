@@ -53,8 +53,12 @@ def verbs(methods):
     [
         (["lisst"], 2, "unknown command 'lisst'; did you mean 'list'?"),
         (["list", "--jsn"], 2, "unknown option: --jsn. Did you mean --json?"),
-        (["list", "extra"], 2, "unused Tokens: ['extra']; see lmsmith list --help"),
-        (["info"], 2, "METHOD"),
+        (["list", "extra"], 2, "list does not take 'extra' as well; see lmsmith list --help"),
+        (["info"], 2, "METHOD is missing; see lmsmith info --help"),
+        (["copy", "byte-sampler"], 2, "FOLDER is missing; see lmsmith copy --help"),
+        (["models", "pull"], 2, "NAME is missing; see lmsmith models pull --help"),
+        (["byte-sampler", "score"], 2, "MODEL is missing; see lmsmith byte-sampler score --help"),
+        (["generate", "m", "p", "--seed"], 2, "--seed needs a value; see lmsmith generate --help"),
         (
             ["info", "byte-smapler"],
             2,

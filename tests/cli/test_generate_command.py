@@ -2,6 +2,7 @@
 
 import io
 import json
+import signal
 import sys
 
 import pytest
@@ -71,6 +72,8 @@ def test_input_that_is_not_utf8_is_one_line(lmsmith, tiny, stdin, tmp_path):
     (tmp_path / "p.txt").write_bytes(b"ok\n\xff\n")
     assert "p.txt is not UTF-8" in lmsmith("generate", tiny, "--prompts", tmp_path / "p.txt").line
     assert "PROMPT is not UTF-8" in lmsmith("generate", tiny, "caf\udce9").line
+    half = ("generate", tiny, "caf\udcc3", "--method", "byte-sampler")  # é without its second byte
+    assert "PROMPT is not UTF-8" in lmsmith(*half, "--chat").line
 
 
 def test_many_prompts_come_in_their_order_whatever_ends_first(lmsmith, tiny, lm, tmp_path):
@@ -91,8 +94,18 @@ def test_many_prompts_come_in_their_order_whatever_ends_first(lmsmith, tiny, lm,
         ("\n\n", "holds no prompts"),
         ("{", "line 1 is not JSON"),
         ('"a"\n{"text": "b"}', "line 2 has neither `prompt` nor `messages`"),
-        ('{"prompt": 3}', "line 1 has neither"),
+        ('{"prompt": 3}', "line 1 holds no prompt; a prompt is text, a list of messages"),
+        ('"a"\n[[1]]', "line 2 holds no prompt"),
+        ("[]", "line 1 holds no prompt"),
+        ("[1, true]", "line 1 holds no prompt"),
+        ('[1, {"role": "user", "content": "a"}]', "line 1 holds no prompt"),
+        ('{"messages": [{"content": "a"}]}', "line 1 holds no prompt"),
+        ('{"messages": [{"role": "user", "content": {"a": 1}}]}', "line 1 holds no prompt"),
+        ('\n"a"\n' + "[" * 100_000, "line 3 is nested too deeply"),
+        ("9" * 5000, "line 1 is not JSON"),
+        ('"a"\n"b\\ud800"', "prompt 2 of 2: the prompt holds a lone surrogate, U+D800"),
     ],
+    ids=lambda value: value[:20],
 )
 def test_a_wrong_file_of_prompts_is_one_line(lmsmith, tiny, tmp_path, content, message):
     path = tmp_path / "prompts.jsonl"
@@ -102,12 +115,72 @@ def test_a_wrong_file_of_prompts_is_one_line(lmsmith, tiny, tmp_path, content, m
     assert message in done.line
 
 
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_a_file_is_split_at_line_breaks_only_and_may_have_a_byte_order_mark(
+    lmsmith, tmp_path, name
+):
+    texts = ["one\u2028line", "a\x0bb\x0cc\x1cd\x85e", "naïve"]
+    lines = [json.dumps(t, ensure_ascii=False) if "json" in name else t for t in texts]
+    path = tmp_path / name
+    path.write_bytes("\r\n".join(lines).encode("utf-8-sig"))
+    assert lmsmith("generate", "m", "--prompts", path, "--dry-run").document["prompts"] == texts
+
+
+def test_rows_of_json_may_be_text_messages_or_ids(lmsmith, tmp_path):
+    rows = ["a", [5, 6], [{"role": "user", "content": "hi"}]]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, [*rows, {"messages": rows[2]}, {"prompt": ""}])))
+    document = lmsmith("generate", "m", "--prompts", path, "--dry-run").document
+    assert document["prompts"] == [*rows, rows[2], ""]
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [("", "the prompt is empty"), ("cat " * 256, "shorten it"), ([9999], "9999 is no token")],
+    ids=["empty", "long", "id"],
+)
+def test_a_bad_prompt_among_many_is_named_before_any_text(lmsmith, tiny, tmp_path, bad, says):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ["a", "b", {"prompt": bad}, "d"]))
+    done = lmsmith("generate", tiny, "--prompts", path, *FIXED, "--batch-size", 1)
+    assert done.code == 2
+    assert done.line.startswith("error: prompt 3 of 4: ") and says in done.line
+
+
+@pytest.mark.parametrize("option", ["--system", "--stop"])
+def test_an_option_that_is_not_utf8_is_one_line(start, option):
+    child = start("generate", "m", "p", option, "caf\udce9", "--dry-run")
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err.count(b"\n")) == (2, b"", 1)
+    assert f"{option} is not UTF-8: byte 0xe9 at offset 3".encode() in err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_output_that_lacks_characters_shows_question_marks(start, tiny, encoding, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    words = ("generate", tiny, "你好 naïve", "--max-tokens", 1, "--temperature", 0)
+    child = start(*words, "--show")
+    shown, err = child.communicate(timeout=120)
+    assert child.returncode == 0, err
+    assert shown.startswith("?? naïve".encode(encoding, "replace"))
+    document, err = start(*words, "--dry-run").communicate(timeout=60)
+    assert err == b"" and json.loads(document.decode(encoding))["prompts"] == ["你好 naïve"]
+
+
+def test_ctrl_c_ends_the_line_and_says_so_on_one_of_its_own(start, tiny):
+    child = start("generate", tiny, "the cat", "--max-tokens", 240, "--temperature", 2)
+    first = child.stdout.read(1)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    # Before it, a slow machine may have said that opening took its time.
+    assert child.returncode == 130 and err.splitlines()[-1:] == [b"stopped"]
+    assert first and (first + out).endswith(b"\n") and b"Traceback" not in err
+
+
 def test_an_empty_prompt_and_one_too_long_are_one_line(lmsmith, tiny, lm):
     long = lmsmith("generate", tiny, "cat " * lm.context)
     assert long.code == 2
     assert "reads at most 256; shorten it" in long.line
-    if lm.adds_bos:
-        return
     empty = lmsmith("generate", tiny, "")
     assert empty.code == 2
     assert "empty" in empty.line
@@ -188,3 +261,48 @@ def test_a_corrupt_model_is_one_line(lmsmith, tiny, tmp_path):
     done = lmsmith("generate", folder, "the cat")
     assert done.code == 1
     assert str(folder) in done.line
+
+
+@pytest.mark.parametrize("method", [(), ("--method", "byte-sampler")])
+def test_an_encoder_is_refused_before_its_weights_are_read(lmsmith, tmp_path, method):
+    from transformers import BertConfig
+
+    from lmsmith.testing import tiny_tokenizer
+
+    BertConfig(architectures=["BertModel"]).save_pretrained(tmp_path)  # and no weights at all
+    tiny_tokenizer().save_pretrained(tmp_path)
+    done = lmsmith("generate", tmp_path, "x", *method)
+    assert done.code == 2
+    who = method[1] if method else "plain decoding"
+    assert done.line.startswith(f"error: {who} needs logits, but the model offers embedding")
+    known = lmsmith("generate", "minilm", "x", *method)
+    assert known.code == 2 and "minilm" in known.line
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_on_a_terminal_it_says_how_it_went(tiny, tmp_path):
+    import os
+    import pty
+    import subprocess
+
+    ours, theirs = pty.openpty()
+    words = ["generate", tiny, "the cat", *FIXED, "--show"]
+    with open(tmp_path / "out", "wb") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "lmsmith", *map(str, words)], stdout=out, stderr=theirs
+        )
+    os.close(theirs)
+    told = b""
+    while True:
+        try:
+            told += (piece := os.read(ours, 4096))
+        except OSError:  # how Linux says that the other end is closed
+            break
+        if not piece:
+            break
+    os.close(ours)
+    assert child.wait(timeout=60) == 0, told
+    assert (tmp_path / "out").read_bytes().startswith(b"the cat")
+    last = told.decode().splitlines()[-1]
+    assert "12 tokens, " in last and "a second, ended by length" in last
+    assert "orange is low, blue is high" in last

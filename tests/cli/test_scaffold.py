@@ -33,6 +33,22 @@ def made(lmsmith, methods):
     return methods / "throw_away_one"
 
 
+def test_what_to_do_next_can_be_copied_from_the_screen(start, tmp_path, monkeypatch):
+    monkeypatch.delenv(cards.FOLDERS_VARIABLE, raising=False)
+    home = tmp_path / ("a long way " * 8)
+    home.mkdir()
+    out, err = start("new", "one", cwd=home).communicate(timeout=60)
+    place = f"'{home / 'one'}'"
+    assert err == b"" and f"  export LMSMITH_METHODS={place}\n" in out.decode()
+    assert out.decode().endswith("Its test: python -m pytest one\n")
+    monkeypatch.setenv(cards.FOLDERS_VARIABLE, str(home / "one"))
+    out, _ = start("new", "two", cwd=home).communicate(timeout=60)
+    assert "  export LMSMITH_METHODS=$LMSMITH_METHODS:'" in out.decode()
+    monkeypatch.setenv(cards.FOLDERS_VARIABLE, str(home))
+    out, _ = start("copy", "one", "three", cwd=home).communicate(timeout=60)
+    assert out.decode().startswith("Method three is in the folder ") and b"export" not in out
+
+
 def test_a_new_method_passes_its_own_test(made):
     passes(made)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lmsmith.decoding.events import Request, Sampling
+from lmsmith.decoding.generate import complete
 from lmsmith.decoding.plain import PlainDecoder
 from lmsmith.testing import tiny_lm
 from lmsmith.testing.decoder_suite import check_decoder
@@ -77,6 +78,32 @@ class Retracting(PlainDecoder):
         return event and replace(event, text="\0")
 
 
+class OtherIds(PlainDecoder):
+    """Cancelling adds a token that was never drawn."""
+
+    def retire(self, row):
+        event = super().retire(row)
+        return event and replace(event, ids=(*event.ids, 3), logprobs=(*event.logprobs, -1.0))
+
+
+class OtherLogprobs(PlainDecoder):
+    """Cancelling gives the ids that are still held back, under wrong log-probabilities."""
+
+    def retire(self, row):
+        if row in self._rows:
+            # As if the next token had been drawn and its text were not certain yet.
+            output = self._rows[row].output
+            output._ids.append(self.ahead[row][output.count])
+            output._logprobs.append(-50.0)
+        return super().retire(row)
+
+    def admit(self, request):
+        row = super().admit(request)
+        self.ahead = getattr(self, "ahead", {})
+        self.ahead[row] = [*complete(PlainDecoder(self.lm), [request])[0].ids, 0]
+        return row
+
+
 class Swapping(PlainDecoder):
     """Rows that join while others run get one another's tokens."""
 
@@ -107,6 +134,8 @@ def test_a_sound_decoder_passes(lm):
         (WithoutTrace, "active"),
         (TwoTraces, "not at work"),
         (Retracting, "text retracted"),
+        (OtherIds, "retired at step 1: other ids than alone"),
+        (OtherLogprobs, "retired at step 1: other log-probabilities than alone"),
         (Swapping, "other ids than alone"),
         (Idle, "active"),
     ],

@@ -8,8 +8,9 @@ import textwrap
 
 import pytest
 
+from lmsmith import cards
 from lmsmith.decoding.events import Request, Sampling
-from lmsmith.decoding.generate import complete, generate, make_decoder, stream
+from lmsmith.decoding.generate import check_offers, complete, generate, make_decoder, stream
 from lmsmith.decoding.plain import PlainDecoder
 from lmsmith.decoding.rows import RowOutput
 from lmsmith.decoding.text import ByteText
@@ -122,11 +123,57 @@ class TestGenerate:
         with pytest.raises(UsageError, match="list of prompts"):
             generate(lm, prompts)
 
-    def test_a_bad_prompt_among_many_is_named(self, lm):
-        with pytest.raises(UsageError, match=r"prompt 3 of 4: .*0xff at 1"):
-            generate(lm, ["a", "b", b"x\xff", "d"], max_tokens=2, batch_size=1)
+    @pytest.mark.parametrize(
+        ("bad", "says"),
+        [
+            (b"x\xff", "0xff at "),
+            ("", "is empty"),
+            ("cat " * 256, "reads .*256"),
+            ("caf\ud800", r"the prompt holds a lone surrogate, U\+D800, at character 3"),
+            ([{"role": "user", "content": "\udce9"}], r"lone surrogate, U\+DCE9"),
+            ([{"role": "user", "content": [{"type": "text", "text": "\udce9"}]}], "surrogate"),
+        ],
+        ids=["bytes", "empty", "long", "surrogate", "message", "part"],
+    )
+    @pytest.mark.parametrize("method", [None, "byte-sampler"])
+    def test_a_bad_prompt_among_many_is_named_before_anything_is_generated(
+        self, lm, method, bad, says
+    ):
+        events = []
+        with pytest.raises(UsageError, match=rf"^prompt 3 of 4: .*{says}"):
+            generate(
+                lm,
+                ["a", "b", bad, "d"],
+                method=method,
+                max_tokens=2,
+                batch_size=1,
+                on_event=events.append,
+            )
+        assert events == []
+
+    def test_a_bad_prompt_alone_has_no_number(self, lm):
+        with pytest.raises(UsageError, match=r"^the prompt holds a lone surrogate"):
+            generate(lm, [[{"role": "user", "content": "\udce9"}]])
+        with pytest.raises(UsageError, match=r"^a stop string holds a lone surrogate"):
+            generate(lm, ["a"], stop="\udce9")
         with pytest.raises(UsageError, match=r"^the prompt"):
             generate(lm, [b"x\xff"])
+
+
+class TestOffers:
+    def test_a_model_that_lacks_what_is_needed_is_named(self):
+        encoder = {"hidden", "embedding"}
+        for card, who, lacks in (
+            (None, "plain decoding", "logits"),
+            (cards.get("byte-sampler"), "byte-sampler", "bpe and logits"),
+        ):
+            with pytest.raises(CapabilityError) as caught:
+                check_offers(encoder, "minilm", card)
+            assert str(caught.value) == (
+                f"{who} needs {lacks}, but the model offers embedding, hidden; "
+                "give another model than minilm"
+            )
+        check_offers({"hidden", "logits"}, "any")
 
 
 METHOD = {
@@ -194,7 +241,7 @@ class TestMakeDecoder:
             make_decoder(lm, "shout")
 
     def test_too_many_models(self, lm, shout):
-        with pytest.raises(UsageError, match="shout takes at most 1"):
+        with pytest.raises(UsageError, match="shout takes one model, not 2"):
             make_decoder([lm, lm], "shout")
         with pytest.raises(UsageError, match="plain decoding takes one model"):
             make_decoder([lm, lm])

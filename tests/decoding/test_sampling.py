@@ -16,9 +16,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from lmsmith.decoding.checks import check_sampling
 from lmsmith.decoding.events import Sampling
 from lmsmith.decoding.sampling import (
-    check_sampling,
     draw,
     filtered_probs,
     generator_for,

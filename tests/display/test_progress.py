@@ -45,6 +45,15 @@ def test_a_log_gets_few_lines_with_the_time_left(clock, capsys):
     ]
 
 
+def test_work_that_counts_nothing_shows_no_count(clock, capsys):
+    with progress("opening X"):
+        clock.now += 9
+    assert capsys.readouterr().err == "opening X, done after 9 s\n"
+    with progress("opening X", 4):
+        clock.now += 9
+    assert capsys.readouterr().err == "opening X: 0 of 4, done after 9 s\n"
+
+
 def test_work_that_fails_is_not_called_done(clock, capsys):
     with pytest.raises(RuntimeError), progress("fetching") as task:
         clock.now += 7200

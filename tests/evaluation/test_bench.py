@@ -126,6 +126,21 @@ def test_a_measurement_is_made_once(begin):
     assert begin().once("a", lambda: pytest.fail("measured twice")) == [1, 2.0]
 
 
+def test_work_that_takes_its_time_says_so_once(begin, capsys, monkeypatch):
+    from lmsmith.display import progress
+
+    monkeypatch.setattr(progress, "QUIET_SECONDS", 0.0)
+    bench = begin()
+    bench.once("training", lambda: 1)
+    assert capsys.readouterr().err.startswith(f"{bench.method} training: ")
+    bench.once("training", lambda: 1)
+    assert capsys.readouterr().err == ""
+    bench.interleaved("speed", {"a": lambda: None}, repeats=1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines and all(line.startswith(f"{bench.method} speed: ") for line in lines)
+    assert len([line for line in lines if "done after" in line]) == 1
+
+
 def test_interleaved_work_takes_turns(begin):
     order = []
     work = {name: (lambda name=name: order.append(name)) for name in "abc"}

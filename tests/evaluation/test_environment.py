@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from lmsmith.evaluation import environment as module
-from lmsmith.evaluation.environment import available_cores, environment, fastest_threads
+from lmsmith.evaluation.environment import environment, fastest_threads
+from lmsmith.models.doctor import usable_cores
 
 
 def test_the_environment_is_json_and_does_not_import_torch():
@@ -21,7 +22,7 @@ def test_the_environment_is_json_and_does_not_import_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
-    assert found["cores"] == available_cores() >= 1
+    assert found["cores"] == usable_cores() >= 1
     assert found["cpu"]
     assert found["versions"]["lmsmith"]
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -70,7 +71,7 @@ def test_the_thread_count_is_one_that_was_tried_and_leaves_torch_alone(monkeypat
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert fastest_threads(repeats=1) in (1, available_cores(), before)
+    assert fastest_threads(repeats=1) in (1, usable_cores(), before)
     assert torch.get_num_threads() == before
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert fastest_threads() == before

@@ -1,17 +1,19 @@
 """Adapters equal PEFT's at every strength, read and write its files, and can be trained."""
 
 import copy
+import itertools
 import json
 
 import peft
 import pytest
 import torch
+from peft.helpers import rescale_adapter_scale
 from session_reference import TARGETS, Reference
 
 from lmsmith.errors import CapabilityError, ModelFileError, UsageError
 from lmsmith.models.adapter import Adapter
 from lmsmith.models.lm import LM
-from lmsmith.models.session import Session
+from lmsmith.models.session import Session, Tree
 from lmsmith.testing import tiny_model
 
 VOCABULARY = 64
@@ -33,10 +35,8 @@ def peft_model(family, **settings):
 
 
 def peft_logits(model, strength):
-    for module in model.modules():
-        if hasattr(module, "set_scale"):
-            module.set_scale("default", strength)
-    with torch.no_grad():
+    """PEFT's own `scale_layer`, which multiplies whatever scaling a layer has."""
+    with torch.no_grad(), rescale_adapter_scale(model, strength):
         return model(torch.tensor([IDS])).logits[0]
 
 
@@ -56,20 +56,18 @@ def test_equal_to_peft_at_strengths(family, settings, tmp_path):
     lm = LM(base, None, name=family)
     lm.load_adapter(tmp_path)
     session = Session(lm)
-    rows = {s: session.add(IDS, strength=s) for s in (0.0, 0.5, 1.0)}
+    strengths = (0.0, 0.5, 1.0, 2.0, -0.75)
+    rows = {s: session.add(IDS, strength=s) for s in strengths}
     step = session.feed({row: [] for row in rows.values()})
     assert session.forward_calls == 1
-    if not settings.get("use_rslora"):  # PEFT's set_scale forgets the square root
-        for strength in (0.5,):
-            expected = peft_logits(model, strength)
-            assert (step.all_logits(rows[strength]) - expected).abs().max() < 1e-5
-    peft_one = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path).eval()
-    with torch.no_grad():
-        at_one = peft_one(torch.tensor([IDS])).logits[0]
-        at_zero = Reference(base).model(torch.tensor([IDS])).logits[0]
-    assert (step.all_logits(rows[1.0]) - at_one).abs().max() < 1e-5
-    assert (step.all_logits(rows[0.0]) - at_zero).abs().max() < 1e-5
-    assert (at_one - at_zero).abs().max() > 0.1
+    expected = {strength: peft_logits(model, strength) for strength in strengths}
+    for strength, row in rows.items():
+        assert (step.all_logits(row) - expected[strength]).abs().max() < 1e-5, strength
+    # A strength that were taken for another would show.
+    for one, other in itertools.combinations(expected.values(), 2):
+        assert (one - other).abs().max() > 0.1
+    base_logits = Reference(base).logits(IDS)
+    assert (step.all_logits(rows[0.0]) - base_logits).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -169,6 +167,83 @@ def test_broken_files(tmp_path):
     weights.unlink()
     with pytest.raises(ModelFileError, match=r"no adapter_model\.safetensors"):
         Adapter.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "null",
+        '"LORA"',
+        '{"peft_type": "LORA", "lora_alpha": "much"}',
+        '{"peft_type": "LORA", "lora_alpha": null}',
+        '{"peft_type": "LORA", "lora_alpha": 2, "alpha_pattern": ["q_proj"]}',
+        '{"peft_type": "LORA", "lora_alpha": 2, "alpha_pattern": {"q_proj(": 3}}',
+    ],
+)
+def test_broken_settings_are_told_in_a_line(text, tmp_path):
+    Adapter.random(tiny_model("llama"), ["q_proj"], 2, 0).save(tmp_path)
+    (tmp_path / "adapter_config.json").write_text(text)
+    with pytest.raises(ModelFileError, match="corrupt") as caught:
+        Adapter.load(tmp_path)
+    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("saved", [torch.float16, torch.bfloat16])
+def test_a_half_precision_adapter_is_widened_beside_float32_weights(saved, tmp_path):
+    model = tiny_model("llama", vocabulary=VOCABULARY)
+    Adapter.random(model, TARGETS["llama"], 2, 0, scale=0.3).to(saved).save(tmp_path)
+    lm = LM(model, None)
+    adapter = lm.load_adapter(tmp_path)
+    assert {parameter.dtype for parameter in adapter.parameters()} == {torch.float32}
+    session = Session(lm)
+    found = session.feed({session.add(IDS): []}).logits[0]
+    assert (found - Reference(model, adapter).logits(IDS, 1.0)[-1]).abs().max() < 1e-5
+    # Beside weights of half precision the adapter keeps what it has.
+    half = LM(tiny_model("llama", dtype=torch.bfloat16), None)
+    assert {p.dtype for p in half.load_adapter(tmp_path).parameters()} == {saved}
+
+
+def test_an_adapter_goes_where_the_model_is():
+    model = tiny_model("llama")
+    adapter = Adapter.random(model, ["q_proj"], 2, 0)
+    adapter.attach(model.to("meta"))  # a device that every machine has
+    assert {parameter.device.type for parameter in adapter.parameters()} == {"meta"}
+
+
+def test_replacing_an_adapter_leaves_no_keys_of_the_old_one():
+    model = tiny_model("llama", vocabulary=VOCABULARY)
+    old, new = (Adapter.random(model, TARGETS["llama"], 2, seed, scale=0.3) for seed in (1, 2))
+    lm = LM(model, None)
+    lm.load_adapter(old)
+    session = Session(lm)
+    rows = {s: session.add(IDS, strength=s) for s in (0.0, 0.5, 1.0)}
+    session.feed({row: [7] for row in rows.values()})
+    [node] = session.feed({rows[1.0]: Tree([8], [-1])}).nodes[rows[1.0]]
+    lm.load_adapter(new)
+    computed = session.tokens_computed
+    step = session.feed({rows[0.0]: [9], rows[0.5]: [9], rows[1.0]: Tree([9], [node])})
+    assert session.tokens_computed == computed + 1 + 8 + 9  # the base model's keys stand
+    reference = Reference(model, new)
+    for (strength, row), found in zip(rows.items(), step.logits, strict=True):
+        kept = [*session.tokens(row), 8, 9] if strength == 1.0 else session.tokens(row)
+        assert (found - reference.logits(kept, strength)[-1]).abs().max() < 1e-4
+    lm.adapter = None
+    with pytest.raises(CapabilityError, match="needs an adapter"):
+        session.feed({rows[1.0]: Tree([9], [node])})
+
+
+def test_an_adapter_that_does_not_fit_leaves_the_one_before():
+    model = tiny_model("llama", vocabulary=VOCABULARY)
+    lm = LM(model, None)
+    first = lm.load_adapter(Adapter.random(model, ["q_proj"], 2, 1, scale=0.3))
+    wrong = Adapter.random(tiny_model("llama", hidden_size=64), ["q_proj"], 2, 2)
+    with pytest.raises(CapabilityError):
+        lm.load_adapter(wrong)
+    assert lm.load_adapter(first) is lm.adapter is first  # once more: hooked once, not twice
+    session = lm.session([IDS])
+    found = session.feed({0: []}).logits[0]
+    assert (found - Reference(model, first).logits(IDS, 1.0)[-1]).abs().max() < 1e-5
 
 
 def test_an_adapter_of_another_model_is_refused():

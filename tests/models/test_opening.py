@@ -13,9 +13,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmsmith.errors import ModelFileError, ModelSourceError, UnknownNameError, UsageError
-from lmsmith.models import known, load_tokenizer, open_model
-from lmsmith.models.opening import native_bfloat16
+from lmsmith.errors import (
+    CapabilityError,
+    ModelFileError,
+    ModelSourceError,
+    UnknownNameError,
+    UsageError,
+)
+from lmsmith.models import check_offers, known, load_tokenizer, offers_of, open_model
+from lmsmith.models.opening import native_bfloat16, resolve_dtype
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +112,31 @@ def test_an_encoder(tmp_path):
     assert (lm.layers, lm.width, lm.vocabulary, lm.context) == (2, 16, 400, 32)
 
 
+def test_an_encoder_saved_without_its_pooler(tmp_path):
+    from safetensors.torch import load_file, save_file
+    from transformers import BertConfig, BertForMaskedLM
+
+    from lmsmith.testing import tiny_tokenizer
+
+    config = BertConfig(
+        vocab_size=400, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=32,
+    )  # fmt: skip
+    model = BertForMaskedLM(config).eval()
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    lm = open_model(tmp_path, dtype="float32", device="cpu")
+    assert "embedding" in lm.offers
+    ids = torch.tensor([[5, 6, 7]])
+    out = lm.model(ids)
+    assert torch.equal(out.last_hidden_state, model.bert(ids).last_hidden_state)
+    assert out.pooler_output is None  # rather than random numbers
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["bert.encoder.layer.0.output.dense.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert "output.dense.weight" in fails(ModelFileError, tmp_path)
+
+
 def test_opening_says_nothing(folder, capfd):
     open_model(folder)
     assert capfd.readouterr() == ("", "")
@@ -130,8 +161,57 @@ def test_a_chosen_dtype(folder, tiny_gguf, dtype):
 
 def test_a_dtype_or_device_that_there_is_not(folder):
     assert "did you mean 'float16'" in fails(UnknownNameError, folder, dtype="flaot16")
-    assert "'warp:0'" in fails(UsageError, folder, device="warp:0")
+    for wrong in ("warp:0", "cpu:", "cuda:one", "cuda:-1", "auto:0", ""):
+        assert repr(wrong) in fails(UnknownNameError, folder, device=wrong)
     assert "cuda:77" in fails(UsageError, folder, device="cuda:77")
+
+
+def test_a_device_is_spelled_right_before_anything_is_fetched(hub):
+    hub.status = 0  # a hub that were asked would not answer
+    text = fails(UnknownNameError, "nobody/no-such-model", device="cuad:1")
+    assert "unknown device 'cuad:1'; did you mean 'cuda'?" in text
+    assert not hub.asked
+
+
+def test_bfloat16_on_cuda_only_where_the_device_computes_in_it(monkeypatch):
+    cuda = torch.device("cuda")
+    for native in (True, False):
+        monkeypatch.setattr(
+            torch.cuda, "is_bf16_supported", lambda including_emulation, n=native: n
+        )
+        assert resolve_dtype("auto", cuda) == (torch.bfloat16 if native else torch.float32)
+
+
+# What kind it is, before it is opened
+
+
+def test_what_a_model_offers_is_known_before_it_is_fetched(tmp_path, monkeypatch):
+    monkeypatch.setenv("LMSMITH_CACHE", str(tmp_path))
+    for name in known.KNOWN:
+        kind = "embedding" if name == "minilm" else "logits"
+        assert offers_of(name) == {"hidden", kind}
+    with pytest.raises(CapabilityError) as raised:
+        check_offers("minilm", ["logits", "bpe"], "byte-sampler")
+    assert str(raised.value) == (
+        "byte-sampler needs logits, but the model offers embedding, hidden (minilm)"
+    )
+    check_offers("smollm2-135m", ["logits", "bpe"], "byte-sampler")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_folder_offers_is_in_its_configuration(copy, tiny_gguf):
+    (copy / "model.safetensors").unlink()
+    (copy / "tokenizer.json").unlink()
+    assert offers_of(copy) == offers_of(tiny_gguf) == {"hidden", "logits"}
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaModel"]}))
+    assert offers_of(copy) == {"hidden", "embedding"}
+    with pytest.raises(CapabilityError, match="generate needs logits"):
+        check_offers(copy, ("logits",), "generate")
+    check_offers(copy, ("hidden",), "probe")
+    (copy / "config.json").write_text("{")
+    with pytest.raises(ModelFileError):
+        offers_of(copy)
 
 
 # What is not there, or broken
@@ -241,9 +321,11 @@ def hub(monkeypatch):
 
     class Hub(BaseHTTPRequestHandler):
         status = 404
+        asked = 0
         silent = threading.Event()
 
         def do_HEAD(self):
+            type(self).asked += 1
             if self.status == 0:
                 self.silent.wait(60)
                 return

@@ -1,7 +1,10 @@
 """What a Session promises besides its law: counts, order, independence, errors, no copies."""
 
 import copy
+import threading
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -89,6 +92,15 @@ def test_step_reads_any_place_in_the_order_asked(lm, reference):
     expected = torch.stack([one[0], two[5], two[0], one[3]])
     assert gap(step.logits_at(places), expected) < 1e-4
     assert gap(step.all_logits(first), one) < 1e-4
+
+
+def test_no_places_give_no_logits_in_one_forward_or_several(lm):
+    session = Session(lm)
+    short = session.add([1])
+    assert session.feed({short: []}).logits_at([]).shape == (0, VOCABULARY)
+    step = session.feed({short: [2], session.add(ids(150)): []})
+    assert session.forward_calls == 3
+    assert step.logits_at([]).shape == (0, VOCABULARY)
 
 
 def test_logits_may_be_changed_in_place(lm):
@@ -205,21 +217,60 @@ def test_one_batch_mixes_strengths_and_base_rows_are_untouched(adapted):
 
 def test_steady_decoding_copies_no_cache(lm):
     session = Session(lm, capacity=200)
-    rows = [session.add(ids(n, n)) for n in (5, 5, 7)]
+    rows = [session.add(ids(n, seed)) for seed, n in enumerate((5, 5, 7))]
     session.feed({row: [] for row in rows})
-    held = session._store._buffer
-    place = held.data_ptr()
-    moved = []
-    for name in ("_swap", "_copy", "compact"):
-        original = getattr(session._store, name)
-        if name != "compact":
-            setattr(session._store, name, lambda *a, n=name, o=original: (moved.append(n), o(*a)))
+    store = session._store
+    held, place = store._buffer, store._buffer.data_ptr()
+    # One new token a row, in each layer once: all that may be written to the store.
+    written = held.shape[0] * 2 * len(rows) * held.shape[3] * held.shape[5]
     for token in range(50):
+        before = held.clone()
         session.feed({row: [token] for row in rows})
-    assert session._store._buffer.data_ptr() == place
-    assert not moved
-    keys, _ = session._store._views[0]
-    assert keys.data_ptr() >= place
+        assert store._buffer is held and held.data_ptr() == place
+        assert (before != held).sum() <= written
+        keys, _ = store._views[0]
+        assert keys.data_ptr() == held[0, 0, 0].data_ptr()
+
+
+def test_sessions_in_two_threads_equal_sessions_one_after_the_other(adapted):
+    """Strengths, captures and the attention itself are set on the model that they share."""
+    lm, reference = adapted
+    own = lm.model.config._attn_implementation
+    prompts = [[ids(5 + row, number) for row in range(1 + number)] for number in range(3)]
+
+    def play(number, meet=lambda: None):
+        session = Session(lm)
+        strengths = (0.0, 1.0, 0.5)
+        rows = [session.add(*row) for row in zip(prompts[number], strengths, strict=False)]
+        meet()
+        found = []
+        for token in range(40):
+            with session.capture([f"layers.{number}.resid_out"]):
+                step = session.feed({row: [token] for row in rows})
+            found += [step.logits, *step.sites.values()]
+        kept = [(session.tokens(row), session.strength(row)) for row in rows]
+        return found, list(zip(kept, step.logits, strict=True))
+
+    alone = [play(number) for number in range(3)]
+    barrier = threading.Barrier(3)
+    with ThreadPoolExecutor(3) as threads:
+        together = list(threads.map(play, range(3), [barrier.wait] * 3))
+    for (one, _), (other, lasts) in zip(alone, together, strict=True):
+        assert max(gap(*pair) for pair in zip(one, other, strict=True)) < 1e-5
+        for (tokens, strength), last in lasts:
+            assert gap(last, reference.logits(tokens, strength)[-1]) < 1e-4
+    assert lm.model.config._attn_implementation == own != "lmsmith_session"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_seconds_are_those_of_the_work_not_of_its_launch():
+    model = tiny_model("llama", vocabulary=VOCABULARY, hidden_size=1024, intermediate_size=8192)
+    session = Session(lm_of(model.to("cuda")))
+    row = session.add(ids(200))
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    session.feed({row: []}).all_logits(row).sum().item()
+    assert session.forward_seconds > 0.5 * (time.perf_counter() - began)
 
 
 def test_attention_reads_views_of_the_store(lm, monkeypatch):

@@ -23,14 +23,14 @@ def bench(
     """Measure a method beside its baselines; exit code 1 when a declared bar was missed.
 
     Args:
-        method: A method or built-in bench; without one, what there is to bench.
+        method: A method or a built-in bench; without one, they are listed.
         size: smoke (under a minute), small (at most about an hour) or full (the paper's setting).
-        model: A model instead of the bench's own; repeatable.
-        out: Run folder, runs/METHOD-TIME without; a stopped run goes on.
-        seed: Seed of everything drawn.
-        option: NAME=VALUE, an option of the bench; repeatable.
+        model: A model in place of the bench's own; repeatable.
+        out: Run folder, by default runs/METHOD-TIME; a run that was stopped there goes on.
+        seed: Seed of everything that is drawn.
+        option: NAME=VALUE, an option of the bench; repeatable, and listed by --dry-run.
         json: Print one JSON document and nothing else.
-        dry_run: Print the resolved settings, and stop.
+        dry_run: Print the resolved settings, and run nothing.
     """
     from lmsmith.evaluation import bench as runner
 
@@ -45,7 +45,7 @@ def bench(
     if json:
         show_json(report.to_dict())
     else:
-        show(*report.tables(), f"[quiet]{report.folder}: {report.seconds:,.0f} s[/]")
+        show(*report.tables(), f"[quiet]{report.seconds:,.0f} s; kept in {report.folder}[/]")
     return 0 if report.passed else 1
 
 
@@ -59,10 +59,11 @@ def _pair(word: str) -> tuple[str, str]:
 def _list(json: bool) -> None:
     from lmsmith import cards
     from lmsmith.display.tables import Table
-    from lmsmith.evaluation.bench import benches
+    from lmsmith.evaluation.bench import BUILT_IN, benches
 
     known = cards.find()
-    purposes = {n: known[n].purpose if n in known else "built into lmsmith" for n in benches()}
+    built_in = {name: purpose for name, (_, purpose) in BUILT_IN.items()}
+    purposes = {name: built_in.get(name) or known[name].purpose for name in benches()}
     if json:
         show_json([{"name": name, "purpose": purpose} for name, purpose in purposes.items()])
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,20 +72,21 @@ def _packages() -> list[dict[str, Any]]:
 
 
 def _hardware() -> list[dict[str, Any]]:
-    from lmsmith.evaluation.environment import available_cores, cpu_name, fastest_threads
-    from lmsmith.models.doctor import hardware, memory
+    from lmsmith.evaluation.environment import cpu_name, fastest_threads
+    from lmsmith.models.doctor import hardware, memory, usable_cores
 
-    rows = [_row("processor", f"{cpu_name()}, {available_cores()} cores usable")]
+    rows = [_row("processor", f"{cpu_name()}, {usable_cores()} cores usable")]
     try:
         found = hardware()
     except Exception as error:
         return [*rows, _row("torch", f"{type(error).__name__}: {error}", False, "reinstall torch")]
     sizes = {name: size for name, size in memory().items() if size is not None}
-    threads = f"{fastest_threads(repeats=1)} fastest now; commands choose, OMP_NUM_THREADS sets it"
+    fixed = bool(os.environ.get("OMP_NUM_THREADS"))
+    why = "as OMP_NUM_THREADS says" if fixed else "the fastest just now; OMP_NUM_THREADS fixes it"
     return [
         *rows,
         _row("memory", ", ".join(f"{size / 1e9:.1f} GB {name}" for name, size in sizes.items())),
-        _row("torch threads", threads),
+        _row("torch threads", f"{fastest_threads(repeats=1)}, {why}"),
         _row("accelerators", ", ".join(found["accelerators"]) or "none; models run on the CPU"),
         _row("device and dtype", f"auto is {found['device']}, {found['dtype']}"),
     ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from lmsmith.display.console import show_json
+from lmsmith.display.progress import progress
 from lmsmith.errors import UsageError
 
 if TYPE_CHECKING:
@@ -54,38 +55,48 @@ def generate(
     Args:
         model: A known name, folder, hub id or .gguf file; A+B for a method that takes several.
         prompt: Text to continue; - reads standard input, less a final line break.
-        method: A name from `lmsmith list`; plain decoding without.
-        config: TOML file with settings of the method; options stand in front of it.
+        method: A name from `lmsmith list`; by default plain decoding.
+        config: TOML file with settings of the method; options override it.
         prompts: File of prompts: one a line, or JSON lines with `prompt` or `messages`.
-        batch_size: Most prompts at work at once.
+        batch_size: Most prompts to run at once.
         max_tokens: Most new tokens, or bytes for a method that draws bytes.
-        temperature: Divides the logits; 0 takes the likeliest.
-        top_k: Keep the k likeliest; 0 keeps all.
-        top_p: Keep the likeliest that reach this probability together.
-        min_p: Drop what is less likely than this share of the likeliest.
-        seed: Seed of the draws.
+        temperature: Sampling temperature; 0 always takes the likeliest token.
+        top_k: Draw from the k likeliest tokens only; 0 draws from all.
+        top_p: Draw from the likeliest tokens that together reach this probability.
+        min_p: Leave out tokens less likely than this share of the likeliest one.
+        seed: Seed of the draws; without one every run differs.
         stop: String that ends the text; repeatable.
-        chat: Put the prompt into the model's chat template.
+        chat: Put the prompt into the model's chat template; --raw, the default, does not.
         system: System message; implies --chat.
         adapter: Folder of a PEFT LoRA adapter.
         dtype: auto, float32, bfloat16 or float16.
         device: auto, cpu, cuda or cuda:N.
-        threads: CPU threads; the count that is fastest here and now without.
-        show: Colour the text by the method's own signal.
+        threads: CPU threads; by default the count that is fastest right now.
+        show: Show the prompt, and colour the text by the method's signal; without a method, by
+            each token's probability.
         json: Print one JSON document and nothing else.
-        dry_run: Print the resolved settings and prompts, and stop.
+        dry_run: Print the resolved settings and prompts, and run nothing.
         given: Settings of the method, as they were given on the command line.
     """
     from lmsmith.decoding.events import Sampling
+    from lmsmith.decoding.generate import check_all, make_decoder, stream
 
     specs = _specs(model)
     card, settings = _method(method, config, given or {}, specs)
+    stops = tuple(_argument(one, "--stop") for one in stop or ())
     requests = _requests(
-        _prompts(prompt, prompts, chat or system is not None, system),
+        _prompts(
+            prompt,
+            prompts,
+            chat,
+            None if system is None else _argument(system, "--system"),
+            whole=method is None,
+        ),
         Sampling(temperature, top_k, top_p, min_p, seed),
         max_tokens,
-        tuple(stop or ()),
+        stops,
     )
+    check_all(requests)
     if batch_size < 1:
         raise UsageError(f"--batch-size is {batch_size}, but must be at least 1")
     if threads is not None and threads < 1:
@@ -98,25 +109,38 @@ def generate(
         "settings": settings.record() if settings is not None else {},
         "sampling": asdict(requests[0].sampling),
         "max_tokens": max_tokens,
-        "stop": list(stop or ()),
+        "stop": list(stops),
         "batch_size": batch_size,
     }
     if dry_run:
         show_json(
-            plan | {"dtype": dtype, "device": device, "prompts": [r.prompt for r in requests]}
+            plan
+            | {
+                "dtype": dtype,
+                "device": device,
+                "prompts": [
+                    r.prompt.decode("utf-8", "backslashreplace")
+                    if isinstance(r.prompt, bytes)
+                    else r.prompt
+                    for r in requests
+                ],
+            }
         )
         return
 
     from lmsmith.cli.threads import set_threads
-    from lmsmith.decoding.generate import make_decoder, stream
-    from lmsmith.models import open_model
+    from lmsmith.models import check_offers, open_model
 
+    for spec in specs:
+        needs, who = (("logits",), "plain decoding") if card is None else (card.needs, card.name)
+        check_offers(spec, needs, who)
     if card is not None:
         card.load("decoder")  # a broken method is told before minutes of loading
     # Opening first: a model that is not there is told before torch is imported.
     models = [open_model(s, dtype=dtype, device=device, adapter=adapter) for s in specs]
     set_threads(threads)
     decoder = make_decoder(models, method=method, config=settings)
+    check_all(requests, decoder)
     events = stream(decoder, requests, batch_size=batch_size)
     if json:
         show_json(plan | {"completions": _collect(events, requests)})
@@ -166,8 +190,8 @@ def _requests(
     prompts: Iterable[Prompt], sampling: Sampling, max_tokens: int, stop: tuple[str, ...]
 ) -> list[Request]:
     """One request a prompt; rows that shared a seed would make the same draws."""
+    from lmsmith.decoding.checks import check_sampling
     from lmsmith.decoding.events import Request
-    from lmsmith.decoding.sampling import check_sampling
 
     check_sampling(sampling)
     if max_tokens < 1:
@@ -186,7 +210,12 @@ def _requests(
     ]
 
 
-def _prompts(prompt: str | None, file: Path | None, chat: bool, system: str | None) -> list[Prompt]:
+def _prompts(
+    prompt: str | None, file: Path | None, chat: bool, system: str | None, whole: bool
+) -> list[Prompt]:
+    """The prompts; `whole`: half a character at the end is a mistake."""
+    as_messages = chat or system is not None
+    whole = whole or as_messages
     if (prompt is None) == (file is None):
         raise UsageError("give either a PROMPT (- for standard input) or --prompts FILE")
     if file is not None:
@@ -195,19 +224,36 @@ def _prompts(prompt: str | None, file: Path | None, chat: bool, system: str | No
             raise UsageError(f"{file} holds no prompts; write one a line")
     elif prompt == "-":
         # The line break that `echo` adds is not part of what the user wants continued.
-        found = [_decode(sys.stdin.buffer.read(), "standard input").removesuffix("\n")]
+        blob = sys.stdin.buffer.read().removesuffix(b"\n")
+        found = [_prompt(blob, "standard input", whole)]
     else:
-        # Words of the command line that are not UTF-8 arrive with surrogates in their place.
-        found = [_decode((prompt or "").encode("utf-8", "surrogateescape"), "PROMPT")]
-    if not chat:
+        blob = (prompt or "").encode("utf-8", "surrogateescape")
+        found = [_prompt(blob, "PROMPT", whole)]
+    if not as_messages:
         return found
     head = [] if system is None else [{"role": "system", "content": system}]
     return [[*head, {"role": "user", "content": p}] if isinstance(p, str) else p for p in found]
 
 
+def _prompt(blob: bytes, where: str, whole: bool) -> Prompt:
+    """Text, or bytes that end inside a character, which a decoder of bytes goes on from."""
+    try:
+        blob.decode()
+    except UnicodeDecodeError as error:
+        if not whole and error.reason == "unexpected end of data":
+            return blob
+    return _decode(blob, where)
+
+
+def _argument(word: str, name: str) -> str:
+    """A word of the command line; one that is not UTF-8 arrives with surrogates in its place."""
+    return _decode(word.encode("utf-8", "surrogateescape"), name)
+
+
 def _decode(blob: bytes, where: str) -> str:
     try:
-        return blob.decode("utf-8")
+        # The byte order mark that some editors put in front is no text.
+        return blob.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{where} is not UTF-8: byte 0x{blob[error.start]:02x} at offset {error.start}; "
@@ -216,26 +262,51 @@ def _decode(blob: bytes, where: str) -> str:
 
 
 def _read_file(path: Path) -> Iterator[Prompt]:
-    import json
-
     try:
         blob = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
-    for number, line in enumerate(_decode(blob, str(path)).splitlines(), start=1):
-        if not line.strip():
-            continue
-        if path.suffix not in (".jsonl", ".ndjson"):
-            yield line
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UsageError(f"{path} line {number} is not JSON: {error}") from None
-        value = row.get("messages", row.get("prompt")) if isinstance(row, dict) else row
-        if not value or not isinstance(value, str | list):
-            raise UsageError(f"{path} line {number} has neither `prompt` nor `messages`")
-        yield value
+    rows = path.suffix in (".jsonl", ".ndjson")
+    # Not splitlines, which also splits at characters that may stand inside a text.
+    for number, line in enumerate(_decode(blob, str(path)).split("\n"), start=1):
+        if line.strip():
+            text = line.removesuffix("\r")
+            yield _parse(text, f"{path} line {number}") if rows else text
+
+
+def _parse(line: str, where: str) -> Prompt:
+    """The prompt in a line of JSON: text, messages or token ids, bare or under their name."""
+    import json
+
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{where} is not JSON: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{where} is nested too deeply to be a prompt") from None
+    if isinstance(row, dict) and not {"prompt", "messages"} & set(row):
+        raise UsageError(f"{where} has neither `prompt` nor `messages`")
+    value = row.get("messages", row.get("prompt")) if isinstance(row, dict) else row
+    if isinstance(value, str) or (isinstance(value, list) and _same_kind(value)):
+        return value
+    raise UsageError(
+        f"{where} holds no prompt; a prompt is text, a list of messages, each with a `role` and "
+        "`content`, or a list of token ids"
+    )
+
+
+def _same_kind(values: list[Any]) -> bool:
+    """Whether a list is all messages or all token ids."""
+    ids = all(type(one) is int for one in values)
+    return bool(values) and (ids or all(_is_message(one) for one in values))
+
+
+def _is_message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("role"), str)
+        and isinstance(value.get("content"), str | list | None)
+    )
 
 
 def _collect(events: Iterable[Event], requests: Sequence[Request]) -> list[dict[str, Any]]:
@@ -243,13 +314,15 @@ def _collect(events: Iterable[Event], requests: Sequence[Request]) -> list[dict[
     rows: list[dict[str, Any]] = [
         {"prompt": r.prompt, "text": "", "ids": [], "logprobs": []} for r in requests
     ]
-    for event in events:
-        row = rows[event.row]
-        row["text"] += event.text
-        row["ids"] += event.ids
-        row["logprobs"] += event.logprobs
-        if event.trace is not None:
-            row["trace"] = asdict(event.trace)
+    with progress("generating", len(requests), unit="prompts") as task:
+        for event in events:
+            row = rows[event.row]
+            row["text"] += event.text
+            row["ids"] += event.ids
+            row["logprobs"] += event.logprobs
+            if event.trace is not None:
+                row["trace"] = asdict(event.trace)
+                task.advance()
     return rows
 
 
@@ -257,26 +330,26 @@ def _print(events: Iterable[Event], requests: Sequence[Request], show: bool) -> 
     """Stream the text; several rows come one after the other, in the order of the prompts."""
     from lmsmith.cli.signal import Painter
 
-    painter = Painter(show)
     held: list[list[Event]] = [[] for _ in requests]
     traces: list[Trace] = []
     current = 0
-    if show:
-        painter.prompt(requests[0].prompt)
-    for event in events:
-        held[event.row].append(event)
-        while current < len(requests):
-            for ready in held[current]:
-                painter.text(ready)
-            done = bool(held[current]) and held[current][-1].trace is not None
-            held[current] = []
-            if not done:
-                break
-            painter.end()
-            current += 1
-            if show and current < len(requests):
-                painter.prompt(requests[current].prompt)
-        if event.trace is not None:
-            traces.append(event.trace)
+    with Painter(show) as painter:
+        if show:
+            painter.prompt(requests[0].prompt)
+        for event in events:
+            held[event.row].append(event)
+            while current < len(requests):
+                for ready in held[current]:
+                    painter.text(ready)
+                done = bool(held[current]) and held[current][-1].trace is not None
+                held[current] = []
+                if not done:
+                    break
+                painter.end()
+                current += 1
+                if show and current < len(requests):
+                    painter.prompt(requests[current].prompt)
+            if event.trace is not None:
+                traces.append(event.trace)
     if sys.stderr.isatty():
         painter.summary(traces)

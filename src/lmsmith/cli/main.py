@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from io import TextIOWrapper
 from typing import Any
 
 from lmsmith import __version__, cards
@@ -48,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
+        # A character that the terminal's encoding lacks becomes a question mark, not a failure.
+        sys.stdout.reconfigure(errors="replace")
     try:
         result = run(words)
         sys.stdout.flush()
@@ -89,7 +93,8 @@ def run(words: Sequence[str]) -> object:
         raise UnknownNameError("command", words[0], [*COMMANDS, *methods])
     from lmsmith.cli import parser
 
-    return parser.run(words, methods[words[0]].load("cli"))
+    card = methods[words[0]]
+    return parser.run(words, card.load("cli"), card=card)
 
 
 def _function(path: str) -> Callable[..., Any]:

@@ -9,7 +9,15 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
 
 from lmsmith.errors import UnknownNameError, UsageError
 
@@ -29,6 +37,7 @@ def run(
     words: Sequence[str],
     command: Callable[..., Any] | App,
     verbs: Mapping[str, Callable[..., Any]] | None = None,
+    card: Card | None = None,
 ) -> Any:
     """Read the options in `words` and call the command.
 
@@ -36,6 +45,8 @@ def run(
         words: The command's name, then what it is given.
         command: A function, or the application of a method's verbs.
         verbs: Functions that the word after the command may pick instead, by that word.
+        card: The method whose verbs these are; those that take `given` have its settings as
+            options.
 
     Raises:
         UsageError: An unknown option or verb, a missing argument, or a value of the wrong type.
@@ -46,16 +57,27 @@ def run(
 
         method = value_of("--method", rest)
         command = with_settings(command, None if method is None else cards.get(method))
+    if isinstance(command, App) and rest and rest[0] in command:
+        verb = command[rest[0]]
+        function = verb.default_command
+        if function is not None and "given" in inspect.signature(function).parameters:
+            verb.default_command = with_settings(function, card)
     app = App(
         name="lmsmith",
         version_flags=(),
-        # A flag is given or not; `--no-json` would only be noise.
-        default_parameter=Parameter(negative=()),
+        group_parameters=Group("Options"),
+        # A flag is given or not; `--no-json` and "default: False" would only be noise.
+        default_parameter=Parameter(
+            negative=(), show_default=lambda value: None if value is False else value
+        ),
         suppress_keyboard_interrupt=False,
     )
     app.command(command, name=name)
     for verb, other in (verbs or {}).items():
         app[name].command(other, name=verb)
+        app[name][verb].usage = _usage(f"{name} {verb}", other)
+    if not isinstance(command, App):
+        app[name].usage = _usage(f"{name} [COMMAND]" if verbs else name, command)
     try:
         function, bound, _ = app.parse_args(
             [name, *(_DASH if word == "-" else word for word in rest)],
@@ -67,11 +89,38 @@ def run(
         if names and isinstance(error, UnknownCommandError | UnusedCliTokensError):
             word = (error.unused_tokens or [""])[0]
             raise UnknownNameError(f"{name} command", word, names) from error
-        text = str(error).rstrip(".")
-        hint = "" if text.endswith("?") else f"; see lmsmith {name} --help"
-        raise UsageError(f"{text[:1].lower()}{text[1:]}{hint}") from error
+        raise UsageError(_told(error, name)) from error
     values = {key: _restored(value) for key, value in bound.kwargs.items()}
     return function(*map(_restored, bound.args), **values)
+
+
+def _told(error: CycloptsError, name: str) -> str:
+    """What is wrong with a command's words, in the way of our own messages."""
+    command = " ".join(error.command_chain or (name,))
+    text = str(error).rstrip(".")
+    if text.endswith("?"):
+        return f"{text[:1].lower()}{text[1:]}"
+    if isinstance(error, UnusedCliTokensError):
+        text = f"{command} does not take {' '.join(error.unused_tokens or ())!r} as well"
+    elif isinstance(error, MissingArgumentError) and error.argument is not None:
+        option = error.keyword or error.argument.name
+        given = error.keyword or error.argument.tokens
+        text = f"{option} needs a value" if given else f"{option.lstrip('-').upper()} is missing"
+    elif text[1:2].islower():
+        text = f"{text[:1].lower()}{text[1:]}"
+    return f"{text}; see lmsmith {command} --help"
+
+
+def _usage(name: str, command: Callable[..., Any]) -> str:
+    """The line that shows in which order the words of a command are given."""
+    words = []
+    for parameter in inspect.signature(command).parameters.values():
+        word = parameter.name.upper()
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            words.append(f"[{word}]...")
+        elif parameter.kind is not parameter.KEYWORD_ONLY:
+            words.append(word if parameter.default is parameter.empty else f"[{word}]")
+    return " ".join(["Usage: lmsmith", name, *words, "[OPTIONS]"])
 
 
 def _restored(value: Any) -> Any:

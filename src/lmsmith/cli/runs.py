@@ -11,7 +11,7 @@ def runs(*folders: Path, json: bool = False) -> None:
     """List past runs, or compare some of them side by side.
 
     Args:
-        folders: Run folders to compare, or one folder of runs to list; `runs` without.
+        folders: Run folders to compare, or one folder of runs to list; by default `runs`.
         json: Print one JSON document and nothing else.
     """
     from lmsmith.evaluation.report import Report, compare, list_runs, runs_table
@@ -26,21 +26,21 @@ def runs(*folders: Path, json: bool = False) -> None:
     if folders and not base.is_dir():
         from lmsmith.errors import UsageError
 
-        raise UsageError(f"no folder {base}")
+        raise UsageError(f"no folder {base}; give run folders, or one that holds them")
     described = list_runs(base)
     if json:
         show_json(described)
     elif described:
         show(runs_table(described))
     else:
-        say(f"no runs in {base}; make one with: lmsmith bench METHOD")
+        say(f"no runs in the folder {base}; make one with: lmsmith bench METHOD")
 
 
 def report(*folders: Path, out: Path = Path("docs/RESULTS.md"), json: bool = False) -> None:
     """Gather bench reports on one page, with their figures beside it.
 
     Args:
-        folders: Folders with bench reports; `results` without.
+        folders: Folders with bench reports; by default `results`.
         out: The page to write.
         json: Print one JSON document and nothing else.
     """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from pathlib import Path
 
 from lmsmith import cards, scaffold
-from lmsmith.display.console import show, show_json
+from lmsmith.display.console import show_json
 
 
 def new(name: str, /, *, dir: Path = Path(), json: bool = False) -> None:
@@ -35,12 +38,18 @@ def _tell(folder: Path, json: bool) -> None:
     if json:
         show_json({"name": card.name, "folder": str(folder)})
         return
-    show(
-        f"[name]{card.name}[/] is in {folder}. To see it in lmsmith list, generate and bench:",
-        f"  export {cards.FOLDERS_VARIABLE}={folder.absolute()}",
-        "or, in a package of your own, declare it in pyproject.toml:",
-        f'  \\[project.entry-points."{cards.ENTRY_POINT_GROUP}"]',
-        f'  {card.name} = "{folder.absolute().name}"',
-    )
+    place = folder.absolute()
+    lines = [f"Method {card.name} is in the folder {place}."]
+    if card.name not in cards.find():
+        before = f"${cards.FOLDERS_VARIABLE}:" if os.environ.get(cards.FOLDERS_VARIABLE) else ""
+        lines += [
+            "To see it in lmsmith list, generate and bench:",
+            f"  export {cards.FOLDERS_VARIABLE}={before}{shlex.quote(str(place))}",
+            "or, in a package of your own, declare it in pyproject.toml:",
+            f'  [project.entry-points."{cards.ENTRY_POINT_GROUP}"]',
+            f'  {card.name} = "{place.name}"',
+        ]
     if any(folder.glob("test_*.py")):
-        show(f"Its test: python -m pytest {folder}")
+        lines.append(f"Its test: python -m pytest {shlex.quote(str(folder))}")
+    # Not through the console, which would break lines that are there to be copied.
+    sys.stdout.write("\n".join(lines) + "\n")

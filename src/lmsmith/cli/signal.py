@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,17 @@ class Painter:
 
     def __init__(self, show: bool) -> None:
         self.show = show
+        self._began = time.perf_counter()
         self._modes: list[str] = []
+        self._inside = False  # whether the line that was written last is not ended yet
+
+    def __enter__(self) -> Painter:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        # What is said about a text that broke off has a line of its own.
+        if self._inside and failure is not None and not issubclass(failure, BrokenPipeError):
+            self.end()
 
     def prompt(self, prompt: Any) -> None:
         """Write the prompt, quietly, in front of its continuation."""
@@ -40,13 +51,13 @@ class Painter:
     def summary(self, traces: Sequence[Trace]) -> None:
         """Say on standard error how it went."""
         tokens = sum(trace.tokens_kept for trace in traces)
-        seconds = max((trace.seconds for trace in traces), default=0.0)
-        rate = f", {tokens / seconds:.1f} a second" if seconds else ""
+        # Not the rows' own times: of many prompts not all run at once.
+        rate = f", {tokens / max(time.perf_counter() - self._began, 1e-9):.1f} a second"
         reasons = ", ".join(dict.fromkeys(trace.finish_reason for trace in traces))
         legend = ""
         if self.show:
-            legend = f"; colours: {', '.join(self._modes) or 'low to high signal'}"
-        sys.stderr.write(f"{tokens} tokens{rate} ({reasons}){legend}\n")
+            legend = f"; colours: {', '.join(self._modes) or 'orange is low, blue is high'}"
+        sys.stderr.write(f"{tokens} tokens{rate}, ended by {reasons}{legend}\n")
 
     def _style(self, event: Event) -> str | None:
         from lmsmith.display import theme
@@ -67,6 +78,7 @@ class Painter:
     def _write(self, text: str, style: str | None) -> None:
         if not text:
             return
+        self._inside = not text.endswith("\n")
         if style is None:
             sys.stdout.write(text)
         else:

@@ -5,14 +5,16 @@ Not for: how any decoder works; methods are found by their cards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from lmsmith.decoding.checks import check_request
 from lmsmith.decoding.events import Decoder, Event, Prompt, Request, Sampling, Trace
 from lmsmith.errors import CapabilityError, UsageError
 
 if TYPE_CHECKING:
+    from lmsmith.cards import Card
     from lmsmith.models import LM
 
 
@@ -67,6 +69,7 @@ def make_decoder(
             raise UsageError("plain decoding has no settings of its own; name a method")
         from lmsmith.decoding.plain import PlainDecoder
 
+        check_offers(models[0].offers, models[0].name)
         return PlainDecoder(models[0])
 
     from lmsmith import cards
@@ -74,17 +77,35 @@ def make_decoder(
     card = cards.get(method)
     make = card.load("decoder")
     if card.models and len(models) > card.models:
-        raise UsageError(f"{method} takes at most {card.models} model(s), not {len(models)}")
+        most = "one model" if card.models == 1 else f"at most {card.models} models"
+        raise UsageError(f"{method} takes {most}, not {len(models)}")
     for lm in models:
-        missing = sorted(set(card.needs) - lm.offers)
-        if missing:
-            raise CapabilityError(
-                method, " and ".join(missing), ", ".join(sorted(lm.offers)) or "nothing"
-            )
+        check_offers(lm.offers, lm.name, card)
     if "config" in card.entry:
         config = card.load("config").parse(config)
     decoder: Decoder = make(models, config)
     return decoder
+
+
+def check_offers(offers: Collection[str], name: str, card: Card | None = None) -> None:
+    """Refuse a model that does not offer what a method needs.
+
+    Args:
+        offers: What the model offers, as `LM.offers`.
+        name: The model's name.
+        card: The method; `None` is plain decoding.
+
+    Raises:
+        CapabilityError: Something is missing.
+    """
+    who, needs = ("plain decoding", ("logits",)) if card is None else (card.name, card.needs)
+    if missing := sorted(set(needs) - set(offers)):
+        raise CapabilityError(
+            who,
+            " and ".join(missing),
+            ", ".join(sorted(offers)) or "nothing",
+            f"give another model than {name}",
+        )
 
 
 def stream(decoder: Decoder, requests: Iterable[Request], batch_size: int = 32) -> Iterator[Event]:
@@ -114,6 +135,7 @@ def stream(decoder: Decoder, requests: Iterable[Request], batch_size: int = 32) 
         while True:
             while more and len(place) < batch_size:
                 for position, request in waiting:
+                    check_request(request)
                     place[decoder.admit(request)] = position
                     break
                 else:
@@ -193,6 +215,28 @@ def generate(
     return complete(make_decoder(models, method, config), requests, batch_size, on_event)
 
 
+def check_all(requests: Sequence[Request], decoder: Decoder | None = None) -> None:
+    """Refuse what cannot be served before anything is generated.
+
+    Args:
+        requests: What will be run.
+        decoder: Asked as well: admitting a request computes nothing yet, so each is admitted and
+            retired again.
+
+    Raises:
+        UsageError: A request that is refused; among several by its number, `prompt 3 of 4: ...`.
+    """
+    for number, request in enumerate(requests, start=1):
+        try:
+            check_request(request)
+            if decoder is not None:
+                decoder.retire(decoder.admit(request))
+        except UsageError as error:
+            if len(requests) == 1:
+                raise
+            raise UsageError(f"prompt {number} of {len(requests)}: {error}") from error
+
+
 def complete(
     decoder: Decoder,
     requests: Sequence[Request],
@@ -211,26 +255,15 @@ def complete(
         One completion a request, in their order.
 
     Raises:
-        UsageError: A request the decoder refuses; among several the message names which.
+        UsageError: A request the decoder refuses; among several the message names which, and
+            nothing has been generated.
     """
-    taken = 0
-
-    def counted() -> Iterator[Request]:
-        nonlocal taken
-        for request in requests:
-            taken += 1
-            yield request
-
+    check_all(requests, decoder)
     events: list[list[Event]] = [[] for _ in requests]
-    try:
-        for event in stream(decoder, counted(), batch_size):
-            events[event.row].append(event)
-            if on_event is not None:
-                on_event(event)
-    except UsageError as error:
-        if len(requests) > 1 and taken:
-            raise UsageError(f"prompt {taken} of {len(requests)}: {error}") from error
-        raise
+    for event in stream(decoder, requests, batch_size):
+        events[event.row].append(event)
+        if on_event is not None:
+            on_event(event)
     return [_joined(request, of_row) for request, of_row in zip(requests, events, strict=True)]
 
 

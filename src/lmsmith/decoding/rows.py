@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lmsmith.decoding.checks import check_request
 from lmsmith.decoding.events import Event, Request, Trace
-from lmsmith.decoding.sampling import check_sampling
 from lmsmith.decoding.stop import StopStrings
 from lmsmith.decoding.text import TextSource
-from lmsmith.errors import UsageError
 
 
 class RowOutput:
@@ -51,9 +50,7 @@ class RowOutput:
         Raises:
             UsageError: A setting out of range, or an empty stop string.
         """
-        check_sampling(request.sampling)
-        if request.max_tokens < 0:
-            raise UsageError(f"max_tokens is {request.max_tokens}, but it must be 0 or more")
+        check_request(request)
         stop = (request.stop,) if isinstance(request.stop, str) else request.stop
         self.row = row
         self.limit = request.max_tokens if room is None else min(request.max_tokens, room)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from lmsmith.decoding.events import Sampling
-from lmsmith.errors import LmsmithError, UsageError
+from lmsmith.errors import LmsmithError
 
 _BLOCK = 512
 """Entries summed together in the coarse level of a draw."""
@@ -37,24 +37,6 @@ class Drawn(NamedTuple):
 
     ids: torch.Tensor
     logprobs: torch.Tensor
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Refuse settings that mean nothing.
-
-    Raises:
-        UsageError: A value lies outside its range; the message says which and what is allowed.
-    """
-    finite = math.isfinite(sampling.temperature)
-    for name, value, allowed, good in (
-        ("temperature", sampling.temperature, "0 or more", finite and sampling.temperature >= 0),
-        ("top_k", sampling.top_k, "0 (off) or more", sampling.top_k >= 0),
-        ("top_p", sampling.top_p, "from 0 to 1", 0 <= sampling.top_p <= 1),
-        ("min_p", sampling.min_p, "from 0 to 1", 0 <= sampling.min_p <= 1),
-        ("seed", sampling.seed, "from 0 to 2**64 - 1", 0 <= (sampling.seed or 0) < 2**64),
-    ):
-        if not good:
-            raise UsageError(f"{name} is {value}, but it must be {allowed}")
 
 
 def generator_for(sampling: Sampling) -> torch.Generator:

@@ -25,7 +25,9 @@ def results() -> Console:
 
 def show_json(document: Any) -> None:
     """Print one JSON document."""
-    json.dump(document, sys.stdout, ensure_ascii=False, indent=2, default=str)
+    # Escapes where standard output cannot carry every character.
+    escaped = (sys.stdout.encoding or "").lower().replace("-", "") != "utf8"
+    json.dump(document, sys.stdout, ensure_ascii=escaped, indent=2, default=str)
     sys.stdout.write("\n")
 
 

@@ -60,7 +60,9 @@ class Task:
 
     def _say(self, now: float, end: str = "") -> None:
         unit = f" {self.unit}" if self.unit else ""
-        count = f"{self.done:,.0f}{f' of {self.total:,.0f}' if self.total else ''}{unit}"
+        count = ""
+        if self.done or self.total:
+            count = f": {self.done:,.0f}{f' of {self.total:,.0f}' if self.total else ''}{unit}"
         seconds = now - self._started
         rate = (self.done - self._before) / seconds if seconds else 0.0
         left = (
@@ -69,7 +71,7 @@ class Task:
             else ""
         )
         note = f", {self.note}" if self.note else ""
-        sys.stderr.write(f"{self.title}: {count}{end} after {_duration(seconds)}{left}{note}\n")
+        sys.stderr.write(f"{self.title}{count}{end} after {_duration(seconds)}{left}{note}\n")
         sys.stderr.flush()
 
     def _close(self, failed: bool) -> None:
@@ -181,6 +183,8 @@ def _count_column() -> ProgressColumn:
 
     class Count(ProgressColumn):
         def render(self, task: BarTask) -> Text:
+            if not task.completed and not task.total:
+                return Text()
             unit = task.fields.get("unit", "")
             show = decimal if unit == "bytes" else "{:,}".format
             text = show(int(task.completed))

@@ -23,8 +23,13 @@ __all__ = ["Arm", "Bench", "Item", "benches", "declare", "find_bench", "plan", "
 
 SIZES = ("smoke", "small", "full")
 
-# Benches that belong to no method; methods declare theirs in their cards.
-BUILT_IN = {"session": "lmsmith.evaluation.session_bench:bench"}
+# Benches that belong to no method, with what they measure; methods declare theirs in their cards.
+BUILT_IN = {
+    "session": (
+        "lmsmith.evaluation.session_bench:bench",
+        "speed of plain decoding beside transformers' own generate",
+    )
+}
 
 BenchFunction = Callable[[Bench], None]
 F = TypeVar("F", bound=BenchFunction)
@@ -65,7 +70,7 @@ def find_bench(method: str) -> BenchFunction:
         UsageError: The method has no bench.
     """
     if method in BUILT_IN:
-        module, _, name = BUILT_IN[method].partition(":")
+        module, _, name = BUILT_IN[method][0].partition(":")
         return getattr(import_module(module), name)
     from lmsmith import cards
 

@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from lmsmith.models.doctor import usable_cores
+
 PACKAGES = ("lmsmith", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -25,7 +27,7 @@ def environment() -> dict[str, Any]:
     """
     found: dict[str, Any] = {
         "cpu": cpu_name(),
-        "cores": available_cores(),
+        "cores": usable_cores(),
         "platform": platform.platform(terse=True),
         "python": platform.python_version(),
         "versions": versions(),
@@ -86,13 +88,6 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def available_cores() -> int:
-    """Cores this process may use, which may be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def fastest_threads(repeats: int = 5) -> int:
     """The torch thread count that runs small steps fastest on this machine as busy as it is.
 
@@ -103,13 +98,13 @@ def fastest_threads(repeats: int = 5) -> int:
     import torch
 
     before = torch.get_num_threads()
-    if os.environ.get("OMP_NUM_THREADS") or available_cores() == 1:
+    if os.environ.get("OMP_NUM_THREADS") or usable_cores() == 1:
         return before
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(4, 576, generator=generator)
     wide = torch.randn(576, 1536, generator=generator)
     narrow = torch.randn(1536, 576, generator=generator) / 1000
-    times: dict[int, list[float]] = {1: [], available_cores(): []}
+    times: dict[int, list[float]] = {1: [], usable_cores(): []}
     try:
         for _ in range(repeats):
             for threads, measured in times.items():

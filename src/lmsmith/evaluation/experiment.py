@@ -208,9 +208,12 @@ class Bench:
         Returns:
             The value after a trip through JSON.
         """
-        if name not in self.folder.measurements:
-            return self.folder.measure(name, measure())
-        return self.folder.measurements[name]
+
+        def shown() -> Any:
+            with progress(f"{self.method} {name}"):
+                return measure()
+
+        return self._measured(name, shown)
 
     def interleaved(
         self, name: str, work: Mapping[str, Callable[[], object]], repeats: int = 7
@@ -237,7 +240,7 @@ class Bench:
                         task.advance()
             return seconds
 
-        return self.once(name, measure)
+        return self._measured(name, measure)
 
     # Reporting
 
@@ -384,6 +387,11 @@ class Bench:
             figures=self._figures,
             folder=self.folder.path,
         )
+
+    def _measured(self, name: str, measure: Callable[[], Any]) -> Any:
+        if name not in self.folder.measurements:
+            self.folder.measure(name, measure())
+        return self.folder.measurements[name]
 
     def _keep(self, rows: list[dict[str, Any]]) -> None:
         """Write rows to disk and count them as done; empties the list."""

@@ -108,7 +108,7 @@ class Report:
             f"revision {' then '.join(env.get('revisions') or ['unknown'])}",
             f"seed {self.settings.get('seed', 0)}",
             f"{env.get('cpu', 'unknown processor')}, {env.get('cores', '?')} cores",
-            f"{env['threads']} torch threads" if "threads" in env else "",
+            f"torch threads: {env['threads']}" if "threads" in env else "",
             models,
             versions,
             f"{self.seconds:,.0f} s",
@@ -129,7 +129,7 @@ def collect(
     roots = [Path(folder) for folder in folders]
     for folder in roots:
         if not folder.exists():
-            raise UsageError(f"no folder {folder}")
+            raise UsageError(f"no folder {folder}; give one that holds bench reports")
     newest: dict[tuple[str, str, str], Report] = {}
     for path in sorted(path for folder in roots for path in folder.rglob(REPORT)):
         report = Report.load(path)

@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lmsmith.models.adapter import Adapter
     from lmsmith.models.lm import LM
-    from lmsmith.models.opening import load_tokenizer, open_model
+    from lmsmith.models.opening import check_offers, load_tokenizer, offers_of, open_model
     from lmsmith.models.session import Session, Step, Tree
 
-__all__ = ["LM", "Adapter", "Session", "Step", "Tree", "load_tokenizer", "open_model"]
+__all__ = [
+    "LM",
+    "Adapter",
+    "Session",
+    "Step",
+    "Tree",
+    "check_offers",
+    "load_tokenizer",
+    "offers_of",
+    "open_model",
+]
 
 _HOMES = {
     "Adapter": "adapter",
@@ -21,7 +31,9 @@ _HOMES = {
     "Session": "session",
     "Step": "session",
     "Tree": "session",
+    "check_offers": "opening",
     "load_tokenizer": "opening",
+    "offers_of": "opening",
     "open_model": "opening",
 }
 

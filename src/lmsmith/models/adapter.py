@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from lmsmith.errors import CapabilityError, ModelFileError, UsageError
+from lmsmith.errors import CapabilityError, LmsmithError, ModelFileError, UsageError
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -174,21 +174,12 @@ class Adapter(nn.Module):
             tensors = load_file(folder / WEIGHTS_FILE)
         except (ValueError, SafetensorError) as error:
             raise ModelFileError(f"the adapter in {folder} is corrupt: {error}") from None
-        _refuse_other_kinds(settings)
-        updates = {}
-        for key in sorted(tensors):
-            name = key.removeprefix(_PREFIX)
-            if name.endswith(".lora_A.weight"):
-                name = name.removesuffix(".lora_A.weight")
-                up = tensors.get(key.replace(".lora_A.", ".lora_B."))
-                if up is None or up.shape[1] != tensors[key].shape[0]:
-                    raise ModelFileError(f"the adapter in {folder} lacks the B matrix of {name}")
-                alpha = _for_module(settings.get("alpha_pattern"), name, settings["lora_alpha"])
-                rslora = bool(settings.get("use_rslora"))
-                updates[name] = LowRank(tensors[key], up, alpha, rslora)
-            elif not name.endswith(".lora_B.weight"):
-                raise CapabilityError("an adapter", "plain LoRA matrices", f"the tensor {name}")
-        return cls(updates, settings)
+        try:
+            return cls(_updates(folder, settings, tensors), settings)
+        except LmsmithError:
+            raise
+        except (AttributeError, IndexError, TypeError, ValueError, re.error) as error:
+            raise ModelFileError(f"the adapter in {folder} is corrupt: {error}") from None
 
     def save(self, folder: str | Path) -> None:
         """Write a PEFT folder; the configuration comes last, so half a folder never loads."""
@@ -212,6 +203,8 @@ class Adapter(nn.Module):
     def attach(self, model: nn.Module) -> None:
         """Hook every update to its module of `model`, whose weights stay as they are.
 
+        An update moves to where its module is; beside float32 weights it becomes float32 too.
+
         Raises:
             CapabilityError: The model lacks a module, or has one of another shape.
         """
@@ -230,6 +223,9 @@ class Adapter(nn.Module):
                 )
         self.detach()
         for name, update in self.updates.items():
+            weight = modules[name].weight
+            wide = torch.float32 if weight.dtype == torch.float32 else None
+            update.to(weight.device, wide)
             self._hooks.append(modules[name].register_forward_hook(self._hook(update)))
 
     def detach(self) -> None:
@@ -263,6 +259,27 @@ class Adapter(nn.Module):
             return output + change.to(output.dtype)
 
         return add
+
+
+def _updates(
+    folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, LowRank]:
+    """The updates that a PEFT folder's files describe; broken files raise whatever they may."""
+    _refuse_other_kinds(settings)
+    updates = {}
+    for key in sorted(tensors):
+        name = key.removeprefix(_PREFIX)
+        if name.endswith(".lora_A.weight"):
+            name = name.removesuffix(".lora_A.weight")
+            up = tensors.get(key.replace(".lora_A.", ".lora_B."))
+            if up is None or up.shape[1] != tensors[key].shape[0]:
+                raise ModelFileError(f"the adapter in {folder} lacks the B matrix of {name}")
+            alpha = _for_module(settings.get("alpha_pattern"), name, settings["lora_alpha"])
+            rslora = bool(settings.get("use_rslora"))
+            updates[name] = LowRank(tensors[key], up, float(alpha), rslora)
+        elif not name.endswith(".lora_B.weight"):
+            raise CapabilityError("an adapter", "plain LoRA matrices", f"the tensor {name}")
+    return updates
 
 
 def _refuse_other_kinds(settings: Mapping[str, Any]) -> None:

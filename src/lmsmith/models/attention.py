@@ -6,9 +6,11 @@ in `lmsmith.models.kv`; the mask arrives here ready made.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -100,15 +102,29 @@ def _softcapped(
 AttentionInterface.register(ATTENTION, attend)
 
 
+_locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
 @contextmanager
-def session_attention(config: Any) -> Iterator[None]:
-    """Let the model of `config` attend through `attend`, within the context only.
+def session_attention(model: torch.nn.Module, config: Any) -> Iterator[None]:
+    """Let a model attend through `attend`, within the context only; threads take turns.
 
     The name has no mask function of its own, so transformers hands our mask on as it is.
+
+    Args:
+        model: Whose turn it is.
+        config: The configuration that its attention modules read.
     """
-    own = config._attn_implementation
-    config._attn_implementation_internal = ATTENTION
-    try:
-        yield
-    finally:
-        config._attn_implementation_internal = own
+    with _making:
+        turn = _locks.setdefault(model, threading.RLock())
+    with turn:
+        own = config._attn_implementation
+        if own == ATTENTION:  # within a forward of the same thread; the outer one restores
+            yield
+            return
+        config._attn_implementation_internal = ATTENTION
+        try:
+            yield
+        finally:
+            config._attn_implementation_internal = own

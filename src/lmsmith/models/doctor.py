@@ -6,54 +6,16 @@ Not for: judging or printing it (`lmsmith doctor`), or what a measurement ran on
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from lmsmith.models import known
 from lmsmith.models.cache import cache_dir
 
-PACKAGES = ("lmsmith", "torch", "transformers", "tokenizers", "safetensors", "gguf", "accelerate")
 REGISTRY_PATIENCE = 10.0
-
-
-def facts(registry: bool = False) -> dict[str, Any]:
-    """Everything there is to know before a model is opened.
-
-    Args:
-        registry: Also ask whether the package registry answers, for at most `REGISTRY_PATIENCE`
-            seconds.
-
-    Returns:
-        JSON values: `python`, `packages` (version, or `None` if missing), `hardware`, `memory` and
-        `cache` (sizes in bytes), `models` (as `known.status`), and `registry` if asked for.
-    """
-    found: dict[str, Any] = {
-        "python": platform.python_version(),
-        "packages": packages(),
-        "hardware": hardware(),
-        "memory": memory(),
-        "cache": cache(),
-        "models": known.status(),
-    }
-    if registry:
-        found["registry"] = registry_answers()
-    return found
-
-
-def packages() -> dict[str, str | None]:
-    """Installed versions of what models stand on; `None` for what is missing."""
-    found: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = None
-    return found
 
 
 def hardware() -> dict[str, Any]:
@@ -101,7 +63,7 @@ def cache() -> dict[str, Any]:
         place = place.parent
     return {
         "folder": str(folder),
-        "writable": os.access(place, os.W_OK),
+        "writable": place.is_dir() and os.access(place, os.W_OK),
         "free": shutil.disk_usage(place).free,
     }
 

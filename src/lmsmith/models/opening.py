@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmsmith.display.progress import progress
-from lmsmith.errors import ModelFileError, ModelSourceError, UnknownNameError, UsageError
+from lmsmith.errors import (
+    CapabilityError,
+    ModelFileError,
+    ModelSourceError,
+    UnknownNameError,
+    UsageError,
+)
 from lmsmith.models import known
 
 if TYPE_CHECKING:
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     from lmsmith.models.lm import LM
 
 DTYPES = ("float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda", "hpu", "meta", "mps", "mtia", "npu", "xla", "xpu")
 # Seconds until the hub counts as unreachable, name resolution included.
 HUB_PATIENCE = 6.0
 
@@ -53,13 +61,14 @@ def open_model(
 
     Raises:
         UnknownNameError: Not a known name, and nothing else either.
-        UsageError: A dtype or device that there is not.
+        UsageError: A dtype or device that there is not; its spelling is checked first of all.
         ModelSourceError: No registry or hub answered, or it has no such model.
         ModelFileError: A file is missing, cut off or broken.
         StorageError: No space in the cache.
     """
     if isinstance(dtype, str) and dtype not in ("auto", *DTYPES):
         raise UnknownNameError("dtype", dtype, ("auto", *DTYPES))
+    _check_spelling(device)
     # Before torch is imported, so that what is not there is told at once.
     place = _find(spec)
 
@@ -79,7 +88,7 @@ def open_model(
             model = gguf.read_model(place.gguf, chosen_dtype)
         else:
             # The tokenizer first: it is quick, and a folder that lacks it fails at once.
-            tokenizer = _read_tokenizer(place, trust_remote_code)
+            tokenizer = read_tokenizer(place.where, place.advice, place.local, trust_remote_code)
             model = _read_model(place, chosen_dtype, trust_remote_code)
         lm = LM(model.to(chosen_device), tokenizer, name=name)
         if adapter is not None:
@@ -96,7 +105,45 @@ def load_tokenizer(
         from lmsmith.models import gguf
 
         return gguf.read_tokenizer(place.gguf)[0]
-    return _read_tokenizer(place, trust_remote_code)
+    return read_tokenizer(place.where, place.advice, place.local, trust_remote_code)
+
+
+def offers_of(spec: str | os.PathLike[str], trust_remote_code: bool = False) -> frozenset[str]:
+    """What a model surely offers, told before anything large is fetched or read.
+
+    A known model is looked up, of any other only the configuration is read. Arguments and errors
+    as `open_model`.
+
+    Returns:
+        `hidden`, and `logits` or `embedding`; see `LM.offers` for what an open model adds.
+    """
+    if isinstance(spec, str) and spec in known.KNOWN:
+        return frozenset({"hidden", known.KNOWN[spec].predicts})
+    place = _find(spec)
+    generates = place.gguf is not None or _generates(_read_config(place, trust_remote_code))
+    return frozenset({"hidden", "logits" if generates else "embedding"})
+
+
+def check_offers(
+    spec: str | os.PathLike[str], needs: Iterable[str], who: str, trust_remote_code: bool = False
+) -> None:
+    """Check, before anything large is fetched or read, that a model is of the kind that is needed.
+
+    Needs that only show once the model is open (`chat`, `bpe`, ...) are not judged.
+
+    Args:
+        spec: As `open_model`.
+        needs: What it must offer.
+        who: The method that needs it, for the message.
+        trust_remote_code: As `open_model`.
+
+    Raises:
+        CapabilityError: It does not predict tokens, or does not embed, as is needed.
+    """
+    offers = offers_of(spec, trust_remote_code)
+    missing = sorted({"logits", "embedding"} & set(needs) - offers)
+    if missing:
+        raise CapabilityError(who, " and ".join(missing), f"{', '.join(sorted(offers))} ({spec})")
 
 
 # Where a model is
@@ -202,33 +249,42 @@ def _ask_hub(url: str) -> int | str:
 # Reading it
 
 
-def _read_tokenizer(place: _Place, trust_remote_code: bool) -> Any:
+def read_tokenizer(
+    where: str, advice: str, local: bool = True, trust_remote_code: bool = False
+) -> Any:
+    """The fast tokenizer in a folder or of a hub id.
+
+    Args:
+        where: The folder or hub id.
+        advice: What to do if it cannot be read.
+        local: Ask no hub.
+        trust_remote_code: Run code that it brings along.
+
+    Raises:
+        ModelFileError: It cannot be read, or is not a fast one.
+    """
     from transformers import AutoTokenizer
 
     from lmsmith.models.gguf import quiet, reading
 
-    with quiet(), reading(Path(place.where), place.advice):
+    with quiet(), reading(Path(where), advice):
         tokenizer = AutoTokenizer.from_pretrained(
-            place.where, local_files_only=place.local, trust_remote_code=trust_remote_code
+            where, local_files_only=local, trust_remote_code=trust_remote_code
         )
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ModelFileError(
-            f"{place.where} has no tokenizer.json; save its tokenizer as a fast one first"
+            f"{where} has no tokenizer.json; save its tokenizer as a fast one first"
         )
     return tokenizer
 
 
 def _read_model(place: _Place, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
-    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
     from lmsmith.models.gguf import quiet, reading
 
-    origin: dict[str, Any] = {
-        "local_files_only": place.local,
-        "trust_remote_code": trust_remote_code,
-    }
+    config = _read_config(place, trust_remote_code)
     with quiet(), reading(Path(place.where), place.advice):
-        config = AutoConfig.from_pretrained(place.where, **origin)
         kind: Any = AutoModelForCausalLM if _generates(config) else AutoModel
         model, loaded = kind.from_pretrained(
             place.where,
@@ -236,15 +292,31 @@ def _read_model(place: _Place, dtype: torch.dtype, trust_remote_code: bool) -> P
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
-            **origin,
+            local_files_only=place.local,
+            trust_remote_code=trust_remote_code,
         )
     # transformers fills what a file lacks with random numbers.
-    if missing := sorted(loaded["missing_keys"]):
+    missing = sorted(loaded["missing_keys"])
+    if missing and all(name.startswith("pooler.") for name in missing):
+        # An encoder saved with another head, such as mask prediction, has none.
+        model.pooler, missing = None, []
+    if missing:
         raise ModelFileError(
             f"{place.where} lacks {len(missing)} of its weights, such as {missing[0]}; "
             f"{place.advice}"
         )
     return model
+
+
+def _read_config(place: _Place, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig
+
+    from lmsmith.models.gguf import quiet, reading
+
+    with quiet(), reading(Path(place.where), place.advice):
+        return AutoConfig.from_pretrained(
+            place.where, local_files_only=place.local, trust_remote_code=trust_remote_code
+        )
 
 
 def _generates(config: Any) -> bool:
@@ -259,6 +331,14 @@ def _generates(config: Any) -> bool:
 
 
 # How it is computed
+
+
+def _check_spelling(device: Any) -> None:
+    """Check a device's name without torch: whether it is there is asked once torch is needed."""
+    if isinstance(device, str):
+        kind, colon, number = device.partition(":")
+        if kind not in DEVICES or (colon and not (number.isdecimal() and kind != "auto")):
+            raise UnknownNameError("device", device, DEVICES)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
@@ -293,6 +373,8 @@ def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype
         dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
         native = device.type != "cpu" or native_bfloat16()
+        if device.type == "cuda":
+            native = torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if native else torch.float32
     if dtype not in DTYPES:
         raise UnknownNameError("dtype", dtype, ("auto", *DTYPES))

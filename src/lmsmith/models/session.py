@@ -34,7 +34,8 @@ CALL_COST = 64
 class Session:
     """Rows of tokens on one model, their caches, and the model's knobs.
 
-    Several sessions may share a model, but only one thread may run it at a time.
+    Several sessions may share a model, each in a thread of its own: their forward passes take
+    turns. One session belongs to one thread at a time.
 
     Attributes:
         forward_calls: Forward passes of the model so far.
@@ -63,6 +64,7 @@ class Session:
         self._sites = Sites(lm.model)
         self._rows: dict[int, Row] = {}
         self._next_row = 0
+        self._keyed_by = self._adapter
         self.forward_calls = 0
         self.forward_seconds = 0.0
         self.tokens_computed = 0
@@ -189,6 +191,8 @@ class Session:
         """
         if not work:
             raise UsageError("nothing to feed: name at least one row")
+        if self._adapter is not self._keyed_by:
+            self._forget()
         feeds = [self._asked(row, what) for row, what in work.items()]
         plans = []
         for feed in feeds:
@@ -225,15 +229,24 @@ class Session:
             self._fits(len(state.tokens) + len(feed.ids))
         return feed
 
+    def _forget(self) -> None:
+        """Drop the keys that an adapter made which has been replaced; rows make them again."""
+        for row in self._rows.values():
+            self._usable(row.strength)
+            for strength in [strength for strength in row.lanes if strength]:
+                self._store.close(row.lanes.pop(strength))
+        self._keyed_by = self._adapter
+
     def _run(self, plans: Sequence[Plan], step: Step) -> None:
         """One forward pass; its hidden states and captures go into the step."""
         layout = self._store.layout([plan.block for plan in plans])
         lanes = [plan.block.lane.index - layout.first for plan in plans]
         strengths = [self._rows[plan.feed.row].strength for plan in plans]
-        began = time.perf_counter()
         with ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
-            stack.enter_context(session_attention(self._config))
+            # First of all: what follows is set on the model, which is this session's from here on.
+            stack.enter_context(session_attention(self.lm.model, self._config))
+            stack.enter_context(self._timed())
             if any(strengths):
                 by_lane = torch.zeros(layout.input_ids.shape[0])
                 by_lane[lanes] = torch.tensor(strengths)
@@ -248,7 +261,6 @@ class Session:
                 cache=self._store,
                 use_cache=True,
             ).last_hidden_state
-        self.forward_seconds += time.perf_counter() - began
         self.forward_calls += 1
         # Copies made outside inference mode can be trained on.
         step.sites = {site: activation.clone() for site, activation in captured.items()}
@@ -263,9 +275,8 @@ class Session:
 
     def _head(self, hidden: Tensor) -> Tensor:
         """The model's own head on final hidden states: `[..., width]` -> `[..., vocab]`."""
-        began = time.perf_counter()
         # Not inference mode: a caller may change these in place.
-        with torch.no_grad():
+        with torch.no_grad(), self._timed():
             logits = self.lm.model.get_output_embeddings()(hidden)
             cap = getattr(self._config, "final_logit_softcapping", None)
             if cap is not None:
@@ -276,8 +287,18 @@ class Session:
             divisor = getattr(self._config, "logits_scaling", None)
             if divisor is not None:
                 logits = logits / divisor
-        self.forward_seconds += time.perf_counter() - began
         return logits
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = self._now()
+        yield
+        self.forward_seconds += self._now() - began
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":  # which returns before its work is done
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter()
 
     # ----------------------------------------------------------------- knobs
 

@@ -93,7 +93,7 @@ class Step:
                     f"row {row} has {count} new tokens in this step; {index} is not one of them"
                 )
             found.append((part, lane, index % count))
-        if len(self._parts) == 1:
+        if len(self._parts) == 1 or not found:
             _, lanes, indices = zip(*found, strict=True) if found else ((), (), ())
             return self._head(self._parts[0][list(lanes), list(indices)])
         return self._head(torch.stack([self._parts[p][lane, i] for p, lane, i in found]))

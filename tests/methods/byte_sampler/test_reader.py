@@ -7,7 +7,7 @@ import torch
 from toys import Enumeration, toy_lm
 
 from lmsmith.methods.byte_sampler.reader import ByteReader, normalise
-from lmsmith.methods.byte_sampler.score import byte_logprobs, score
+from lmsmith.methods.byte_sampler.scoring import byte_logprobs, score
 from lmsmith.models.session import Session
 
 PREFIXES = ["the cat", "that that", "aaa", "a", "th", "abab", "at the at", "mat, th", "aaaab ab"]

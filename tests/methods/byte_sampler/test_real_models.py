@@ -8,7 +8,7 @@ import torch
 from lmsmith.methods.byte_sampler.baselines import BeamCover, arms
 from lmsmith.methods.byte_sampler.combine import mix
 from lmsmith.methods.byte_sampler.reader import ByteReader, normalise
-from lmsmith.methods.byte_sampler.score import bits_per_byte, score
+from lmsmith.methods.byte_sampler.scoring import bits_per_byte, score
 from lmsmith.models import open_model
 
 pytestmark = pytest.mark.real_model

@@ -18,7 +18,7 @@ NAMES = ["smollm2-135m", "qwen2.5-coder-0.5b", "gemma-3-270m"]
 
 @cache
 def real(name):
-    from lmsmith.models.known import load_tokenizer
+    from lmsmith.models import load_tokenizer
 
     tokenizer = load_tokenizer(name).backend_tokenizer
     return ByteTokens.from_tokenizer(tokenizer), tokenizer

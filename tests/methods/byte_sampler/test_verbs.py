@@ -23,10 +23,33 @@ def run(*words, text=None):
 def test_score_prints_bits_a_byte():
     done = run("score", "smollm2-135m", "The capital of France is Paris.", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)["smollm2-135m"]
+    [found] = json.loads(done.stdout)
     assert found["bytes"] == 31 == len(found["byte_logprobs"])
     assert abs(sum(found["byte_logprobs"]) - found["logprob_nats"]) < 1e-3
     assert 0 < found["bits_per_byte"] < 2
+
+
+def test_a_model_beside_itself_is_scored_twice_and_together():
+    half = "caf\udcc3"  # how a shell's half character arrives
+    done = run("score", "smollm2-135m+smollm2-135m", half, "--combine", "product", "--json")
+    assert done.returncode == 0, done.stderr
+    one, other, both = json.loads(done.stdout)
+    assert one == other and both["model"] == "product"
+    assert one["bytes"] == 4
+    assert abs(both["logprob_nats"] - one["logprob_nats"]) < 1e-4
+
+
+def test_a_prompt_may_end_inside_a_character():
+    command = [sys.executable, "-m", "lmsmith", "generate", "smollm2-135m", "Un caf\udcc3"]
+    done = subprocess.run(
+        [*command, "--method", "byte-sampler", "--temperature", "0", "--max-tokens", "4", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    [completion] = json.loads(done.stdout)["completions"]
+    assert completion["text"].startswith("é")
 
 
 def test_tree_shows_trunk_and_heads():

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from lmsmith.methods.byte_sampler.config import ByteSamplerConfig as ByteSamplerConfig
     from lmsmith.methods.byte_sampler.decoder import ByteDecoder as ByteDecoder
     from lmsmith.methods.byte_sampler.reader import ByteReader as ByteReader
-    from lmsmith.methods.byte_sampler.score import bits_per_byte as bits_per_byte
-    from lmsmith.methods.byte_sampler.score import byte_logprobs as byte_logprobs
-    from lmsmith.methods.byte_sampler.score import score as score
+    from lmsmith.methods.byte_sampler.scoring import bits_per_byte as bits_per_byte
+    from lmsmith.methods.byte_sampler.scoring import byte_logprobs as byte_logprobs
+    from lmsmith.methods.byte_sampler.scoring import score as score
     from lmsmith.methods.byte_sampler.tree import CoveringTree as CoveringTree
     from lmsmith.methods.byte_sampler.vocabulary import ByteTokens as ByteTokens
 
@@ -32,9 +32,9 @@ _HOME = {
     "ByteSamplerConfig": "config",
     "ByteTokens": "vocabulary",
     "CoveringTree": "tree",
-    "bits_per_byte": "score",
-    "byte_logprobs": "score",
-    "score": "score",
+    "bits_per_byte": "scoring",
+    "byte_logprobs": "scoring",
+    "score": "scoring",
 }
 
 __all__ = [

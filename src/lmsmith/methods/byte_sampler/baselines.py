@@ -138,7 +138,8 @@ class BeamCover:
                 probs = self._values[state.node][ids].exp()
                 total.index_add_(0, following, weight * probs)
             else:
-                total += weight * self._masses[state.node]
+                ending = self.reader.buckets.ending(self._values[state.node])
+                total += weight * (self._masses[state.node] + ending)
         return normalise(total.log().cpu())
 
     def close(self) -> None:

@@ -23,6 +23,10 @@ def score(
     *,
     file: Path | None = None,
     combine: str = "mix",
+    alpha: float = 1.0,
+    leaves: str = "unfiltered",
+    dtype: str = "auto",
+    device: str = "auto",
     json: Json = False,
 ) -> None:
     """Log-probability of a text, a byte at a time.
@@ -31,53 +35,62 @@ def score(
         model: A model, or several joined by `+`, combined as `--combine` says.
         text: The text; `-` reads standard input.
         file: Read the text from a file instead.
-        combine: `mix` or `product`, for several models.
+        combine: `mix`, `product`, or `proxy` for BASE+EXPERT+ANTIEXPERT.
+        alpha: Strength of proxy tuning.
+        leaves: `filtered` leaves out token sequences that the tokenizer never writes.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        device: Such as `cpu` or `cuda:1`; `auto` is the first accelerator.
         json: Print one JSON document.
     """
     import math
 
     import torch
 
-    from lmsmith.errors import UnknownNameError
     from lmsmith.methods.byte_sampler import combine as combiners
+    from lmsmith.methods.byte_sampler.config import ByteSamplerConfig
     from lmsmith.methods.byte_sampler.reader import ByteReader
-    from lmsmith.methods.byte_sampler.score import byte_logprobs
-    from lmsmith.methods.byte_sampler.score import score as score_texts
+    from lmsmith.methods.byte_sampler.scoring import byte_logprobs
+    from lmsmith.methods.byte_sampler.scoring import score as score_texts
     from lmsmith.models import open_model
 
-    if combine not in ("mix", "product"):
-        raise UnknownNameError("way to combine", combine, ["mix", "product"])
+    ByteSamplerConfig.parse({"combine": combine, "leaves": leaves, "alpha": alpha})
     data = _text(text, file)
-    each = {}
-    for name in model.split("+"):
-        reader = ByteReader(open_model(name))
-        each[name] = score_texts(reader, [data])[0]
-    vectors = dict(each)
-    if len(each) > 1:
-        vectors[combine] = getattr(combiners, combine)(torch.stack(list(each.values())))
-    rows = {name: byte_logprobs(vector, data) for name, vector in vectors.items()}
-    summary = {
-        name: {
-            "bytes": len(data),
-            "logprob_nats": float(values.sum()),
-            "bits_per_byte": float(-values.mean() / math.log(2)),
-        }
-        for name, values in rows.items()
-    }
+    names = model.split("+")
+    if combine == "proxy" and len(names) != 3:
+        raise UsageError("--combine proxy takes three models: BASE+EXPERT+ANTIEXPERT")
+    vectors: list[tuple[str, torch.Tensor]] = []
+    for name in names:
+        reader = ByteReader(
+            open_model(name, dtype=dtype, device=device), filtered=leaves == "filtered"
+        )
+        vectors.append((name, score_texts(reader, [data])[0]))
+    if len(names) > 1:
+        each = [vector for _, vector in vectors]
+        if combine == "proxy":
+            vectors.append((combine, combiners.proxy(each[0], each[1], each[2], alpha)))
+        else:
+            vectors.append((combine, getattr(combiners, combine)(torch.stack(each))))
+    found: list[dict[str, Any]] = []
+    for name, vector in vectors:
+        values = byte_logprobs(vector, data)
+        found.append(
+            {
+                "model": name,
+                "bytes": len(data),
+                "logprob_nats": float(values.sum()),
+                "bits_per_byte": float(-values.mean() / math.log(2)),
+                "byte_logprobs": values.tolist(),
+            }
+        )
     if json:
-        for name, values in rows.items():
-            summary[name]["byte_logprobs"] = values.tolist()  # type: ignore[assignment]
-        show_json(summary)
+        show_json(found)
         return
     from lmsmith.display.tables import Table
 
     show(
         Table(
             ["model", "bytes", "log-probability (nats)", "bits a byte"],
-            [
-                [name, row["bytes"], row["logprob_nats"], row["bits_per_byte"]]
-                for name, row in summary.items()
-            ],
+            [[r["model"], r["bytes"], r["logprob_nats"], r["bits_per_byte"]] for r in found],
             "Log-probability, a byte at a time",
         )
     )
@@ -158,6 +171,7 @@ def check(model: str, *, pairs: int = 20_000, json: Json = False) -> None:
         "tokens": tokens.size,
         "special": len(tokens.special_ids),
         "proper merges": tokens.proper,
+        "pairs decided by": "the tokenizer" if tokens.reencode else "its merges",
         "pairs tested": pairs,
         "wrong pairs": wrong,
     }
@@ -178,7 +192,8 @@ def _text(text: str, file: Path | None) -> bytes:
     elif text == "-":
         data = sys.stdin.buffer.read()
     else:
-        data = text.encode()
+        # Half a character on the command line arrives with surrogates in its place.
+        data = text.encode("utf-8", "surrogateescape")
     if not data:
         raise UsageError("the text is empty; give one, or a --file")
     return data

@@ -48,6 +48,8 @@ class ByteTokens:
         sorted_ids: Ids of ordinary tokens in the order of their spelling  # [ordinary]
         proper: Whether merges come after the merges that build their operands (informative: pair
             validity is exact either way).
+        reencode: The replay of merges was wrong for a sampled pair, so the tokenizer itself is
+            asked about every pair.
         whole_words: The tokenizer takes a pre-token that is in the vocabulary as it is, without
             merging (`ignore_merges`).
     """
@@ -94,11 +96,11 @@ class ByteTokens:
         self._openings: dict[str | bytes, list[int]] | None = None
         self._steps: dict[bytes, tuple[bool, tuple[int, ...]]] = {}
         self._valid: dict[int, bool] = {}
-        self._reencode = False
+        self.reencode = False
         self.splitter = Splitter(tokenizer, state, self._space if self.kind != "byte-level" else "")
         # Where the replay of merges disagrees with the tokenizer, the tokenizer is asked instead.
         if self.self_test(pairs=200):
-            self._reencode = True
+            self.reencode = True
             self._valid.clear()
 
     @classmethod
@@ -304,7 +306,7 @@ class ByteTokens:
         if self.kind != "byte-level" and not self._byte_set.isdisjoint((left, right)):
             # Bytes of an unknown character merge with nothing.
             return self.reachable(left) and self.reachable(right)
-        if self._reencode:
+        if self.reencode:
             both = (self.spelling[left] or b"") + (self.spelling[right] or b"")
             return self._encoded(both) == [left, right]
         return self._merges.valid(left, right)
@@ -349,8 +351,10 @@ class ByteTokens:
         """Sampled pairs of ordinary tokens that re-encoding can judge, with their text."""
         if not len(self.sorted_ids):
             return
-        draw = random.Random(seed)
-        for index in range(pairs):
+        draw, found = random.Random(seed), 0
+        for index in range(20 * pairs):  # a vocabulary may have hardly any pair to judge
+            if found == pairs:
+                return
             left, right = (int(self.sorted_ids[draw.randrange(len(self.sorted_ids))]) for _ in "lr")
             if index % 2:
                 spelling = self.spelling[left] or b""
@@ -366,6 +370,7 @@ class ByteTokens:
                 continue
             if self.kind != "byte-level" and not self._byte_set.isdisjoint((left, right)):
                 continue
+            found += 1
             yield left, right, text
 
 

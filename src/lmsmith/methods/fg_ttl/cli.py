@@ -15,8 +15,6 @@ from lmsmith.errors import InterruptedRunError, UsageError
 from lmsmith.methods.fg_ttl.config import PRESETS, FGTTLConfig
 
 Json = Annotated[bool, Parameter(name="--json", negative=())]
-# A flag a setting; what was not given is left to the preset and the file.
-Given = Annotated[FGTTLConfig | None, Parameter(name="*", negative_bool="no-")]
 
 app = App(name="fg-ttl", help="Adapt a model to a stream of unlabelled prompts as it answers them.")
 
@@ -37,7 +35,7 @@ def run(
     device: str = "auto",
     dry_run: bool = False,
     json: Json = False,
-    given: Given = None,
+    given: Mapping[str, Any] | None = None,
 ) -> None:
     """Answer a stream, learning from each batch before the next; a stopped run goes on.
 
@@ -54,7 +52,7 @@ def run(
         device: auto, cpu, cuda or cuda:N.
         dry_run: Print the resolved settings, and stop.
         json: Print one JSON document and nothing else.
-        given: Settings of the method.
+        given: Settings of the method, as they were given on the command line.
     """
     settings = _settings(preset, config, given)
     plan = {"model": model, "stream": str(stream), "settings": settings.record()}
@@ -106,7 +104,7 @@ def select(
     preset: Literal["official_code", "small"] | None = None,
     config: Path | None = None,
     json: Json = False,
-    given: Given = None,
+    given: Mapping[str, Any] | None = None,
 ) -> None:
     """Answer one prompt and show the tokens that would be learned from; nothing is learned.
 
@@ -117,7 +115,7 @@ def select(
         preset: Settings that others are changes to.
         config: TOML file with settings.
         json: Print one JSON document.
-        given: Settings of the method.
+        given: Settings of the method, as they were given on the command line.
     """
     settings = _settings(preset or "small", config, given)
     from lmsmith.methods.fg_ttl.inspect import explain
@@ -190,9 +188,7 @@ def _settings(preset: str | None, config: Path | None, given: FGTTLConfig | None
     values: dict[str, Any] = PRESETS[preset]().record() if preset else {}
     if config is not None:
         values |= read_toml(config)
-    if given is not None:
-        values |= {name: getattr(given, name) for name in given.model_fields_set}
-    return FGTTLConfig.parse(values)
+    return FGTTLConfig.parse(values | dict(given or {}))
 
 
 def _log(folder: Path) -> Iterator[dict[str, Any]]:
