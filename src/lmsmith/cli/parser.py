@@ -58,10 +58,10 @@ def run(
         method = value_of("--method", rest)
         command = with_settings(command, None if method is None else cards.get(method))
     if isinstance(command, App) and rest and rest[0] in command:
-        verb = command[rest[0]]
-        function = verb.default_command
+        chosen = command[rest[0]]
+        function = chosen.default_command
         if function is not None and "given" in inspect.signature(function).parameters:
-            verb.default_command = with_settings(function, card)
+            chosen.default_command = with_settings(function, card)
     app = App(
         name="lmsmith",
         version_flags=(),

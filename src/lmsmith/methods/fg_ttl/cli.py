@@ -182,7 +182,9 @@ def log(folder: Path, /, *, json: Json = False) -> None:
     show_facts({"rolled back": sum(bool(row["rolled_back"]) for row in rows)})
 
 
-def _settings(preset: str | None, config: Path | None, given: FGTTLConfig | None) -> FGTTLConfig:
+def _settings(
+    preset: str | None, config: Path | None, given: Mapping[str, Any] | None
+) -> FGTTLConfig:
     from lmsmith.settings import read_toml
 
     values: dict[str, Any] = PRESETS[preset]().record() if preset else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, Self
 
 from pydantic import model_validator
@@ -265,4 +266,4 @@ def small(objective: Objective = "fg-ttl", learning_rate: float = 1e-4) -> FGTTL
     return FGTTLConfig(objective=objective, learning_rate=learning_rate, max_new_tokens=256)
 
 
-PRESETS = {"official_code": official_code, "small": small}
+PRESETS: dict[str, Callable[[], FGTTLConfig]] = {"official_code": official_code, "small": small}

@@ -1,8 +1,8 @@
-"""A tiny reasoner and the shift that it meets: running sums with worked steps.
+"""A tiny reasoner and the shift that it meets: chains of additions with every step written out.
 
-A problem is `37+5+8=`, its answer every running sum modulo 100, `42;50;`. The source model is
-trained on these; the stream writes them in another way, so that the model knows how to add but is
-unsure of what it reads.
+A problem is `37dB=`: from 37 add d (4) and B (2) in turn, modulo 100. Its answer is every step on
+the way, `41;43,47;49,...`, so that one wrong step makes all later ones wrong, as in a chain of
+thought. The shift is noise on the model's weights: it still knows how to add, but less surely.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from lmsmith.models import LM
 from lmsmith.models.cache import cache_dir
 
 END = "<|end|>"
-ALPHABET = "0123456789+=;& "
-CONTEXT = 128
+LOWER, UPPER = "abcdefghi", "ABCDEFGHI"
+ALPHABET = f"0123456789{LOWER}{UPPER}=;,"
+CONTEXT = 64
+STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,11 @@ class Recipe:
     """Everything that decides the source model's weights."""
 
     seed: int = 0
-    width: int = 96
-    layers: int = 3
-    problems: int = 160_000
+    width: int = 64
+    layers: int = 2
+    problems: int = 48_000
     batch: int = 64
-    rate: float = 2e-3
+    rate: float = 3e-3
     version: int = 1
 
 
@@ -45,25 +47,29 @@ class Problem:
     answer: str
 
 
-def problems(count: int, seed: int, steps: tuple[int, int] = (5, 8)) -> list[Problem]:
-    """Problems of the source: a two-digit start and some one-digit terms."""
+def problems(count: int, seed: int) -> list[Problem]:
+    """Problems that a seed decides, drawn from 8,100 different ones."""
     draw = random.Random(seed)
     made = []
     for _ in range(count):
-        total = draw.randrange(100)
-        terms = [draw.randrange(1, 10) for _ in range(draw.randint(*steps))]
-        prompt, sums = f"{total:02d}", []
-        for term in terms:
-            total = (total + term) % 100
-            prompt += f"+{term}"
-            sums.append(f"{total:02d};")
-        made.append(Problem(f"{prompt}=", "".join(sums)))
+        total, terms = draw.randrange(100), (draw.randint(1, 9), draw.randint(1, 9))
+        prompt = f"{total:02d}{LOWER[terms[0] - 1]}{UPPER[terms[1] - 1]}="
+        steps = ""
+        for step in range(STEPS):
+            total = (total + terms[step % 2]) % 100
+            steps += f"{total:02d}{';,'[step % 2]}"
+        made.append(Problem(prompt, steps))
     return made
 
 
-def shifted(problem: Problem) -> Problem:
-    """The same problem as the stream writes it: another sign, which the source never saw."""
-    return Problem(problem.prompt.replace("+", "&"), problem.answer)
+def shift(lm: LM, noise: float, seed: int) -> None:
+    """Add Gaussian noise to every matrix of a model, `noise` of the matrix's own deviation."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in lm.model.parameters():
+            if parameter.dim() == 2:
+                drawn = torch.randn(parameter.shape, generator=generator)
+                parameter.add_(noise * parameter.std() * drawn)
 
 
 def tokenizer() -> Any:
@@ -114,7 +120,7 @@ def _train(recipe: Recipe) -> LM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
         lm = LM(LlamaForCausalLM(config), tokens, "the tiny reasoner")
-    examples = [_example(problem) for problem in problems(recipe.problems, recipe.seed)]
+    examples = [example(problem) for problem in problems(recipe.problems, recipe.seed)]
     settings = TrainSettings(
         batch_size=recipe.batch,
         learning_rate=recipe.rate,
@@ -127,7 +133,7 @@ def _train(recipe: Recipe) -> LM:
     return lm
 
 
-def _example(problem: Problem) -> dict[str, list[int]]:
+def example(problem: Problem) -> dict[str, list[int]]:
     """A problem as ids, of which the answer's and the end count."""
     prompt, answer = ([ALPHABET.index(c) + 1 for c in t] for t in (problem.prompt, problem.answer))
     return {
