@@ -69,7 +69,7 @@ def mechanics(bench: Bench) -> None:
     """FG-TTL over word problems beside the frozen model: selection, losses, accuracy, cost."""
     lm = bench.model(bench.models[0])
     items = number_items(word_problems(bench.options["word_problems"], bench.seed_for("words")))
-    config = small().model_copy(update={"max_new_tokens": bench.options["new_tokens"]})
+    config = _config(bench.options["new_tokens"])
 
     def frozen(batch: list[Item]) -> list[Mapping[str, Any]]:
         done = generate(
@@ -129,6 +129,10 @@ def mechanics(bench: Bench) -> None:
         drop.value, -0.1, ">=", "the digest's 7B: no cliff",
         f"[{drop.low:+.3f}, {drop.high:+.3f}]; no claim of improvement",
     )  # fmt: skip
+
+
+def _config(new_tokens: int) -> FGTTLConfig:
+    return FGTTLConfig.parse(small().record() | {"max_new_tokens": new_tokens})
 
 
 def _watched(lm: LM, batch: list[Item], config: FGTTLConfig, facts: dict[str, Any]) -> list[Answer]:
@@ -193,7 +197,7 @@ def memory(bench: Bench) -> None:
     """Resident memory over a long stream: flat once it is warm."""
     lm = bench.model(bench.models[0])
     count = bench.options["memory_items"]
-    config = small().model_copy(update={"max_new_tokens": 16})
+    config = _config(16)
 
     def measure() -> dict[str, Any]:
         import psutil

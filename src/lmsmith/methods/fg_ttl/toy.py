@@ -89,8 +89,8 @@ def source_model(recipe: Recipe) -> LM:
     from transformers import LlamaForCausalLM
 
     text = json.dumps(asdict(recipe), sort_keys=True)
-    name = f"fg-ttl-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    folder = cache_dir() / "trained" / name
+    name = f"sums-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    folder = cache_dir() / "fg-ttl" / name
     if not folder.is_dir():
         lm = _train(recipe)
         with folder_atomic(folder) as temporary:
