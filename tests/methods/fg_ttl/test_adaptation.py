@@ -176,6 +176,18 @@ def test_beginning_with_a_trained_adapter(lm, tmp_path):
     assert adapter_hash(state.learner.weights()) == hashed
 
 
+def test_a_model_of_sixteen_bits_learns_in_thirty_two(lm, tmp_path):
+    list(adapt(lm, PROMPTS, FAST))
+    half = tiny_lm(dtype=torch.bfloat16)
+    adapter = lm.adapter.bfloat16()
+    state = Adaptation(half, {**FAST, "learning_rate": 1e-5}, adapter=adapter)
+    assert {p.dtype for p in state.learner.parameters.values()} == {torch.float32}
+    items = list(read_items(half, PROMPTS, state.config))
+    record = state.update(state.predict(items))
+    assert record["adapter_before"] != record["adapter_after"]
+    assert {p.dtype for p in half.model.parameters()} == {torch.bfloat16}
+
+
 # Items that cannot be answered
 
 

@@ -67,6 +67,8 @@ class Learner:
         self.lm, self.config = lm, config
         self.parameters = dict(lm.adapter.named_parameters())
         for parameter in self.parameters.values():
+            # Steps of 1e-5 are lost in sixteen bits.
+            parameter.data = parameter.data.float()
             parameter.requires_grad_(True)
         self.initial = self.weights()
         self.fisher = self._fisher(source) if source and config.objective == "eata" else {}

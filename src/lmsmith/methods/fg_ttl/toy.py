@@ -23,7 +23,7 @@ END = "<|end|>"
 LOWER, UPPER = "abcdefghi", "ABCDEFGHI"
 ALPHABET = f"0123456789{LOWER}{UPPER}=;,"
 CONTEXT = 64
-STEPS = 8
+STEPS = 12
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Recipe:
     problems: int = 48_000
     batch: int = 64
     rate: float = 3e-3
+    steps: int = STEPS
     version: int = 1
 
 
