@@ -23,7 +23,9 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
             continue
         if not (PAGES / f"{card.name}.md").is_file():
             raise FileNotFoundError(f"docs/methods/{card.name}.md is missing")
-        paper = f"[{card.paper.title}](https://arxiv.org/abs/{card.paper.arxiv})"
+        paper = card.paper.title
+        if card.paper.arxiv:
+            paper = f"[{paper}](https://arxiv.org/abs/{card.paper.arxiv})"
         name = f"[{card.name}](methods/{card.name}.md)"
         lines.append(f"| {name}: {card.purpose} | {card.family} | {card.status} | {paper} |")
     return markdown.replace(MARK, "\n".join(lines))

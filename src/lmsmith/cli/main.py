@@ -96,7 +96,8 @@ def run(words: Sequence[str]) -> object:
         raise UnknownNameError("command", words[0], [*COMMANDS, *methods])
     from lmsmith.cli import parser
 
-    return parser.run(words, methods[words[0]].load("cli"))
+    card = methods[words[0]]
+    return parser.run(words, card.load("cli"), card=card)
 
 
 def _function(path: str) -> Callable[..., Any]:

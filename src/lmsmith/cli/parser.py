@@ -37,6 +37,7 @@ def run(
     words: Sequence[str],
     command: Callable[..., Any] | App,
     verbs: Mapping[str, Callable[..., Any]] | None = None,
+    card: Card | None = None,
 ) -> Any:
     """Read the options in `words` and call the command.
 
@@ -44,6 +45,8 @@ def run(
         words: The command's name, then what it is given.
         command: A function, or the application of a method's verbs.
         verbs: Functions that the word after the command may pick instead, by that word.
+        card: The method whose verbs these are; those that take `given` have its settings as
+            options.
 
     Raises:
         UsageError: An unknown option or verb, a missing argument, or a value of the wrong type.
@@ -54,6 +57,11 @@ def run(
 
         method = value_of("--method", rest)
         command = with_settings(command, None if method is None else cards.get(method))
+    if isinstance(command, App) and rest and rest[0] in command:
+        chosen = command[rest[0]]
+        function = chosen.default_command
+        if function is not None and "given" in inspect.signature(function).parameters:
+            chosen.default_command = with_settings(function, card)
     app = App(
         name="lmsmith",
         version_flags=(),

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lmsmith.errors import CapabilityError, UsageError
 from lmsmith.models.attention import session_attention
+from lmsmith.models.head import head_logits
 from lmsmith.models.kv import HOLE_LIMIT, KVStore
 from lmsmith.models.limits import need_plain_decoder, turning_points
 from lmsmith.models.rows import Feed, Plan, Row
@@ -277,17 +278,7 @@ class Session:
         """The model's own head on final hidden states: `[..., width]` -> `[..., vocab]`."""
         # Not inference mode: a caller may change these in place.
         with torch.no_grad(), self._timed():
-            logits = self.lm.model.get_output_embeddings()(hidden)
-            cap = getattr(self._config, "final_logit_softcapping", None)
-            if cap is not None:
-                logits = torch.tanh(logits / cap) * cap
-            scale = getattr(self._config, "logit_scale", None)
-            if scale is not None:
-                logits = logits * scale
-            divisor = getattr(self._config, "logits_scaling", None)
-            if divisor is not None:
-                logits = logits / divisor
-        return logits
+            return head_logits(self.lm.model, hidden)
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
