@@ -7,8 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Compiling every module of torch and transformers takes longer than installing them.
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
-# One torch thread a process: on a small machine two are often slower on small models.
-TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# A process a core with one torch thread each: on a small machine two threads are often slower.
+TEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all check fmt lint type contracts bench docs clean

@@ -128,7 +128,7 @@ class TestGenerate:
         [
             (b"x\xff", "0xff at "),
             ("", "is empty"),
-            ("cat " * 256, "reads .*256"),
+            ("cat " * 256, "(reads .*256|256 .*reads)"),
             ("caf\ud800", r"the prompt holds a lone surrogate, U\+D800, at character 3"),
             ([{"role": "user", "content": "\udce9"}], r"lone surrogate, U\+DCE9"),
             ([{"role": "user", "content": [{"type": "text", "text": "\udce9"}]}], "surrogate"),
@@ -296,10 +296,10 @@ class TestRowOutput:
         assert event.text == "z" and event.ids == (ord("z"), 256)
         assert event.trace.finish_reason == "stop" and event.trace.tokens_kept == 4
 
-    def test_half_a_character_at_the_end_is_marked(self):
+    def test_half_a_character_at_the_end_is_not_shown(self):
         output = self.open(max_tokens=2)
         event = output.push(b"a\xe4", [-1.0, -1.0])
-        assert event.text == "a\N{REPLACEMENT CHARACTER}" and event.trace is not None
+        assert event.text == "a" and event.ids == tuple(b"a\xe4") and event.trace is not None
 
     def test_cancelling_gives_what_was_held_back(self):
         output = self.open(stop=("end",))

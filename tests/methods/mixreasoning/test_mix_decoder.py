@@ -25,14 +25,15 @@ def mixed_lm(family="llama", scale=0.3, **overrides):
 
 
 def lively(lm, m=3, **settings):
-    """Settings with thresholds in the middle of what this model's windows score."""
+    """Settings with thresholds in the middle of what this model's windows score in both modes."""
     means = []
-    decoder = MixDecoder(
-        lm,
-        MixReasoningConfig(mode="concise", window=m, candidates=5),
-        watch=lambda controller: means.append(controller.mean),
-    )
-    run(decoder, Request("the cat", max_tokens=60, sampling=Sampling(seed=5), ignore_eos=True))
+    for mode in ("think", "concise"):
+        decoder = MixDecoder(
+            lm,
+            MixReasoningConfig(mode=mode, window=m, candidates=5),
+            watch=lambda controller: means.append(controller.mean),
+        )
+        run(decoder, Request("the cat", max_tokens=60, sampling=Sampling(seed=5), ignore_eos=True))
     middle = sorted(means)[len(means) // 2]
     return MixReasoningConfig(**({"window": m, "candidates": 5, "low": middle, "high": middle}
                                  | settings))  # fmt: skip
