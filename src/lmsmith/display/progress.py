@@ -86,7 +86,7 @@ class _BarTask(Task):
     def __init__(self, bars: Bars, title: str, total: float | None, done: float, unit: str) -> None:
         super().__init__(title, total, done, unit)
         self._bars = bars
-        self._id = bars.add_task(title, total=total, unit=unit)
+        self._id = bars.add_task(title, total=total, unit=unit, left="left" if total else "")
         bars.update(self._id, completed=done)
 
     def _show(self) -> None:
@@ -156,8 +156,8 @@ def _enter() -> Bars:
                 BarColumn(bar_width=30),
                 _count_column(),
                 TimeElapsedColumn(),
-                TextColumn("[quiet]left"),
                 TimeRemainingColumn(),
+                TextColumn("[quiet]{task.fields[left]}"),
                 console=console(stderr=True),
                 transient=True,
             )

@@ -237,13 +237,23 @@ class RunFolder:
 
 
 def run_folders(base: str | Path) -> list[Path]:
-    """Run folders at `base` or right under it, by name."""
+    """Run folders of benches at `base` or right under it, by name."""
     base = Path(base)
-    if (base / CONFIG).is_file():
+    if _of_a_bench(base):
         return [base]
     if not base.is_dir():
         return []
-    return sorted(p for p in base.iterdir() if (p / CONFIG).is_file())
+    return sorted(p for p in base.iterdir() if _of_a_bench(p))
+
+
+def _of_a_bench(path: Path) -> bool:
+    """Trainings have a folder with a configuration as well, but no method."""
+    try:
+        return "method" in json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    except (ValueError, TypeError):
+        return True  # a broken one is shown, and told so when it is read
 
 
 def is_busy(path: str | Path) -> bool:

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 from threading import Semaphore, Thread
 from typing import TYPE_CHECKING, Any
 
+from lmsmith.errors import MissingDependencyError
 from lmsmith.evaluation.bench import Bench, declare
 from lmsmith.evaluation.texts import load_text, passages
 
@@ -48,6 +49,8 @@ RANK, TARGETS = 8, ("q_proj", "v_proj")
 def bench(bench: Bench) -> None:
     """Measure full and LoRA training, on examples of one length and of many."""
     few = bench.size == "smoke"
+    if not few and not find_spec("trl"):
+        raise MissingDependencyError("trl", "peers")
     lm = bench.model(bench.models[0], dtype="float32")
     arms = [PLAIN, *([TRL] if find_spec("trl") else []), OURS]
     peer = TRL if TRL in arms else PLAIN
@@ -84,7 +87,8 @@ def bench(bench: Bench) -> None:
             0.5 if few else 1.0,
             ">=",
             source="plumbing: too few steps to judge" if few else f"peer: {peer}",
-            note=f"95 % interval {1 / ratio.high:.3f} to {1 / ratio.low:.3f}",
+            note=f"95 % interval {1 / ratio.high:.3f} to {1 / ratio.low:.3f}"
+            + ("" if TRL in arms else "; TRL is not installed"),
         )
         losses = {arm: found[arm]["losses"] for arm in arms}
         pairs = [(a, b) for arm in arms for a, b in zip(losses[arm], losses[OURS], strict=True)]
@@ -148,6 +152,7 @@ class _Turns:
         self.losses: list[float] = []
         self._go, self._done = Semaphore(0), Semaphore(0)
         self._error: BaseException | None = None
+        self._abandoned = False
         work = (arm, lm, examples, task)
         self._thread = Thread(target=self._work, args=work, daemon=True)
 
@@ -158,6 +163,8 @@ class _Turns:
             self.losses.append(loss)
             self._done.release()
             self._go.acquire()
+            if self._abandoned:
+                raise KeyboardInterrupt
 
         self._go.acquire()
         try:
@@ -171,6 +178,13 @@ class _Turns:
         """The rest of the trainer's work after the last step."""
         self.step()
         self._thread.join()
+
+    def abandon(self) -> None:
+        """End the thread where it is: one that is inside torch at exit takes the process down."""
+        self._abandoned = True
+        if self._thread.ident:
+            self._go.release()
+            self._thread.join()
 
     def step(self) -> None:
         """One more step."""
@@ -193,13 +207,19 @@ def _lockstep(
     """Seconds and loss of every step of every arm, a step each in turn."""
     runs = {arm: _Turns(arm, _copy(lm), examples, task) for arm in arms}
     order = list(arms)
-    for _ in range(task["steps"]):
-        for arm in order:
-            runs[arm].step()
-        order.append(order.pop(0))
-    found = {arm: {"seconds": run.seconds[:], "losses": run.losses} for arm, run in runs.items()}
-    for run in runs.values():
-        run.finish()
+    try:
+        for _ in range(task["steps"]):
+            for arm in order:
+                runs[arm].step()
+            order.append(order.pop(0))
+        found = {
+            arm: {"seconds": run.seconds[:], "losses": run.losses[:]} for arm, run in runs.items()
+        }
+        for run in runs.values():
+            run.finish()
+    finally:
+        for run in runs.values():
+            run.abandon()
     return found
 
 

@@ -129,7 +129,11 @@ def test_calibrate_then_generate(folders, capsys):
 
 
 def test_modes_are_shown_in_colour(folders, capsys, monkeypatch):
+    from lmsmith.display import theme
+
     monkeypatch.setenv("FORCE_COLOR", "1")
+    # Made anew, since a test before may have made it without colour.
+    monkeypatch.setattr(theme, "console", theme.console.__wrapped__)
     words = ["generate", str(folders / "model"), "the cat", "--method", "mixreasoning", "--show"]
     words += ["--adapter", str(folders / "adapter"), "--threads", "1", "--seed", "1"]
     assert main([*words, "--criterion", "random", "--window", "3", "--max-tokens", "30"]) == 0

@@ -48,7 +48,7 @@ def boundaries(bench: Bench, reader: ByteReader) -> None:
         )
         ratio = found["byte"].ratio
         bench.check(
-            f"{name}: bits over plain tokenization",
+            f"{name}: bits as a share of plain tokenization's",
             ratio.value if ratio else None,
             0.5,
             "<=",
@@ -57,7 +57,7 @@ def boundaries(bench: Bench, reader: ByteReader) -> None:
         )
         against = paired_bootstrap(bits[name]["byte"], bits[name]["healing"], "difference")
         bench.check(
-            f"{name}: bits over healing, low end of the paired difference",
+            f"{name}: bits minus healing's, low end of the paired interval",
             against.low,
             0.0,
             "<=",
@@ -91,7 +91,7 @@ def _pooled(bench: Bench, bits: Mapping[str, Mapping[str, Sequence[float]]]) -> 
     )
     ratio = paired_bootstrap(byte, healing, "ratio")
     bench.check(
-        f"{' and '.join(bits)} pooled: bits over healing",
+        f"{' and '.join(bits)} pooled: bits as a share of healing's",
         ratio.value,
         0.9,
         "<=",
