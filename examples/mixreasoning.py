@@ -17,7 +17,7 @@ from lmsmith.methods.mixreasoning.sums import Problem
 from lmsmith.methods.mixreasoning.tiny import Recipe
 
 GREEDY = Sampling(temperature=0)
-PROMPTS = ["37+05+10+48>", "60+20+01+10>", "89+17+00+26>"]
+PROMPTS = ["A37B05C10D48>", "A60B20C01D10>", "A89B17C00D26>"]
 
 
 def main() -> None:

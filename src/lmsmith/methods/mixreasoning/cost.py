@@ -42,7 +42,7 @@ def cost(bench: Bench, lm: LM) -> None:
 def _timed(bench: Bench, lm: LM) -> None:
     tokens = bench.options["timed_tokens"]
     config = MixReasoningConfig(criterion="random", share=0.5, window=8, candidates=5)
-    prompt = lm.encode("37+05+10+48>")
+    prompt = lm.encode("A37B05C10D48>")
 
     def steady(decoder: Any, rows: int) -> list[float]:
         """Seconds of each step without re-prefills."""

@@ -44,8 +44,8 @@ class Recipe:
     seed: int = 0
     width: int = 96
     layers: int = 3
-    base_steps: int = 800
-    brief_steps: int = 250
+    base_steps: int = 600
+    brief_steps: int = 400
     batch: int = 32
     base_rate: float = 3e-3
     brief_rate: float = 3e-3
