@@ -172,7 +172,7 @@ class FGTTLConfig(Settings):
     # The guard
     guard: bool = setting(True, "roll the adapter back when the model collapses", source=OURS)
     guard_kl: float = setting(
-        0.25,
+        0.1,
         "most KL(adapted || base) over a batch's texts",
         unit="nats a token",
         source="measured on the bench's pilot seeds",

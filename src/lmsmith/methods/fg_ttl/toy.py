@@ -23,7 +23,7 @@ END = "<|end|>"
 LOWER, UPPER = "abcdefghi", "ABCDEFGHI"
 ALPHABET = f"0123456789{LOWER}{UPPER}=;,"
 CONTEXT = 64
-STEPS = 12
+STEPS = 8
 
 
 @dataclass(frozen=True)

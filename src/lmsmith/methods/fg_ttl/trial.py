@@ -15,7 +15,7 @@ from lmsmith.methods.fg_ttl.adaptation import Adaptation, Answer, run
 from lmsmith.methods.fg_ttl.config import FGTTLConfig
 from lmsmith.methods.fg_ttl.forward import Text, read
 from lmsmith.methods.fg_ttl.guard import signs
-from lmsmith.methods.fg_ttl.selection import answer_positions
+from lmsmith.methods.fg_ttl.selection import answer_positions, select
 from lmsmith.methods.fg_ttl.stream import read_items
 from lmsmith.methods.fg_ttl.toy import END, STEPS, problems, shift
 from lmsmith.models import LM
@@ -62,6 +62,34 @@ def online(
         {"right": answer.text == item["answer"], **after}
         for answer, item in zip(answers, items, strict=True)
     ]
+
+
+@torch.no_grad()
+def where(lm: LM, items: Sequence[Item], noise: float) -> dict[str, dict[str, float]]:
+    """Which parts of a step the selector picks, before anything is learned.
+
+    Returns:
+        For the part that comes next (a number's tens, its ones, the mark after it): its share of
+        the positions that may be selected, and of those that are, and its mean gain in nats.
+    """
+    shift(lm, noise, items[0]["seed"])
+    state = Adaptation(lm, FGTTLConfig(max_new_tokens=LONGEST))
+    answers = state.predict(list(read_items(lm, [i["prompt"] for i in items], state.config)))
+    rows = read(lm, [Text((*a.prompt_ids, *a.ids), len(a.prompt_ids)) for a in answers])
+    found = select(state.learner.entropies(rows), rows.starts, rows.lengths)
+    here = torch.arange(rows.ids.shape[1], device=rows.ids.device)
+    part = (here + 1 - rows.starts[:, None]) % 3
+    valid = found.gain > -torch.inf
+    return {
+        name: {
+            "eligible": float((valid & (part == number)).sum() / valid.sum().clamp_min(1)),
+            "selected": float(
+                (found.mask & (part == number)).sum() / found.mask.sum().clamp_min(1)
+            ),
+            "gain": float(found.gain[valid & (part == number)].mean()),
+        }
+        for number, name in enumerate(("tens", "ones", "mark"))
+    }
 
 
 @torch.no_grad()
