@@ -35,7 +35,7 @@ ARMS = (
 # The arms that the reproduction was registered with.
 DIGEST_ARMS = tuple(arm for arm in ARMS if arm not in ("sar", "come"))
 FROZEN = "frozen"
-# The digest's demands: accuracy as a share.
+# Demands, fixed before any run: accuracy as a share.
 NOT_BELOW, GAIN, DAMAGE, MILDER, HELD = -0.02, 0.03, 0.20, 0.10, -0.03
 
 Scores = Mapping[str, Any]
@@ -186,17 +186,20 @@ def _preset(bench: Bench, frozen: Sequence[Scores], found: Found) -> None:
         own.low,
         NOT_BELOW,
         ">=",
-        "the digest's demand 1",
+        "our demand 1",
         f"difference {own.value:+.3f} [{own.low:+.3f}, {own.high:+.3f}] of "
         f"{mean_interval(base).value:.3f}",
     )
     best = max(gains, key=lambda arm: gains[arm].value)
+    few = bench.size == "smoke"
     bench.check(
         f"best arm over frozen at the preset rate {rate:g}",
         gains[best].value,
-        GAIN,
+        -1.0 if few else GAIN,
         ">=",
-        "the digest's demand 1: else the shift is badly chosen",
+        "plumbing: too few problems to judge"
+        if few
+        else "our demand 1: else the shift is badly chosen",
         f"{best}, [{gains[best].low:+.3f}, {gains[best].high:+.3f}]",
     )
     if "tent" in found[rate]:
@@ -221,12 +224,14 @@ def _damage(
     rates = sorted(found)
     lost = {r: paired_bootstrap(_right(found[r]["tent"]), base, "difference") for r in rates}
     damaging = next((rate for rate in rates if lost[rate].value <= -DAMAGE), None)
+    if damaging is None and bench.size == "smoke":
+        return  # too few steps for any rate to do damage
     bench.check(
         "rate at which Tent loses 20 points",
         damaging,
         rates[-1],
         "<=",
-        "the digest's demand 2: the rates reach as far",
+        "our demand 2: the rates reach as far",
         ", ".join(f"{rate:g}: {lost[rate].value:+.3f}" for rate in rates),
     )
     if damaging is None:
@@ -239,7 +244,7 @@ def _damage(
         milder.value,
         MILDER,
         ">=",
-        "the digest's demand 2",
+        "our demand 2",
         f"[{milder.low:+.3f}, {milder.high:+.3f}]",
     )
     worst = 3 * damaging
@@ -254,7 +259,7 @@ def _damage(
         held[least].value,
         HELD,
         ">=",
-        "the digest's demand 3",
+        "our demand 3",
         f"{least}, [{held[least].low:+.3f}, {held[least].high:+.3f}]",
     )
 

@@ -122,11 +122,11 @@ def mechanics(bench: Bench) -> None:
         "least entropy of a selected position, nats",
         found["least_entropy"], config.entropy_threshold, ">", "definition",
     )  # fmt: skip
-    bench.check("losses that are no number", found["bad_losses"], 0, "==", "the digest's 7B")
-    bench.check("norm of what was learned", found["moved"], 0.0, ">", "the digest's 7B")
+    bench.check("losses that are no number", found["bad_losses"], 0, "==", "mechanics")
+    bench.check("norm of what was learned", found["moved"], 0.0, ">", "mechanics")
     bench.check(
         "accuracy over the frozen model's",
-        drop.value, -0.1, ">=", "the digest's 7B: no cliff",
+        drop.value, -0.1, ">=", "mechanics: no cliff",
         f"[{drop.low:+.3f}, {drop.high:+.3f}]; no claim of improvement",
     )  # fmt: skip
 
