@@ -196,10 +196,11 @@ def _exactness(bench: Bench) -> None:
             ByteSamplerConfig(combine="proxy", alpha=0.0),
         ),
     }
+    count = min(12, bench.options["sampled_bytes"] // 4)
     for name, (team, config) in teams.items():
         bench.check(
             f"a model {name} samples the same bytes: largest difference",
-            bench.once(name, lambda team=team, config=config: _beside(lm, team, config)),  # type: ignore[misc]
+            bench.once(name, lambda team=team, config=config: _beside(lm, team, config, count)),  # type: ignore[misc]
             1e-5,
             "<=",
             "identity",
@@ -207,13 +208,13 @@ def _exactness(bench: Bench) -> None:
         )
 
 
-def _beside(lm: LM, team: Sequence[LM], config: ByteSamplerConfig) -> float:
+def _beside(lm: LM, team: Sequence[LM], config: ByteSamplerConfig, count: int) -> float:
     """Largest difference of what a model and a team sample, in nats; 1e9 where bytes differ."""
     found: list[list[tuple[int, float]]] = []
     for decoder in (ByteDecoder([lm]), ByteDecoder(team, config)):
         for number, prompt in enumerate(_PROMPTS):
             decoder.admit(
-                Request(prompt, max_tokens=12, sampling=Sampling(seed=number), ignore_eos=True)
+                Request(prompt, max_tokens=count, sampling=Sampling(seed=number), ignore_eos=True)
             )
         drawn: list[tuple[int, int, float]] = []
         while decoder.active:
